@@ -22,7 +22,7 @@ from pipeline.backends.ascend.published.workloads import (
     trace_module,
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.training.losses import CrossEntropy
 
 CHIPS = ("ascend910", "atlas_a2")

@@ -25,7 +25,7 @@ from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window import LoaderSource
 from pipeline.backends.xla import XlaExecutable
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.random import seed_words
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs

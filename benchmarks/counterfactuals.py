@@ -38,7 +38,7 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.batch import Batch, read_chunks
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, make_silent_reporter
 from pipeline.inspect.replay import Replay, open_replay
-from pipeline.inspect.without.counterfactual import (
+from pipeline.inspect.without import (
     compute_counterfactual,
     find_positions,
     make_recipe,

@@ -34,7 +34,7 @@ from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import export_plugins
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs

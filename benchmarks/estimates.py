@@ -29,12 +29,14 @@ import numpy as np
 
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline.engine.monitors.log_lines import EVALS, finite_number, read_last_line
-from pipeline.study.final_value.extrapolation import MIN_POINTS, extrapolate, find_highest_chance
 from pipeline.study.final_value.learning_curves import (
     EPSILON,
+    MIN_POINTS,
     POINTS,
     TABLE,
     LearningCurve,
+    extrapolate,
+    find_highest_chance,
     read_curve,
     read_shipped_curves,
 )

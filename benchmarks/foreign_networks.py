@@ -14,7 +14,7 @@ import torch
 from torch import library as torch_library
 from torch import nn
 
-from pipeline.models.torch_graph.conversion.output_choice import choose_tensor
+from pipeline.models.torch_graph.conversion.layer_list import choose_tensor
 
 Package = Literal["timm", "transformers"]
 

@@ -32,14 +32,14 @@ from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.backends.planner.blocks import OperatorUse, Role, StepBlocks
 from pipeline.backends.planner.decisions import Decisions, ShardingPrices
+from pipeline.backends.planner.dimension_groups import Layout, Mesh
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Layout, Mesh
 from pipeline.backends.planner.parallel_plan import ParallelPlan
 from pipeline.backends.planner.rates import load_host_rates
 from pipeline.backends.planner.search import find_best_plan
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

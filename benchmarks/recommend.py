@@ -31,7 +31,7 @@ from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

@@ -145,7 +145,7 @@ def _compile(init: Any, seed: Any) -> Any:
     import jax
 
     from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
-    from pipeline.training.parallel.placement import DevicePlacement
+    from pipeline.training.parallel.state_sharing import DevicePlacement
 
     def compile_function(function: Any, args: Any, options: Any) -> Any:
         return jax.jit(function).lower(*args).compile(compiler_options=options)

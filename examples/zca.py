@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline import load_recipe
 from pipeline.config.cache import cache_root
-from pipeline.data.ops.linear_map import compute_zca
+from pipeline.data.ops.affine import compute_zca
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 

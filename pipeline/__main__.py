@@ -122,7 +122,7 @@ def _leave_working_folder() -> None:
     `python -m` puts that folder first on the path. PYTHONSAFEPATH keeps it off the path of child
     processes. If the folder is a checkout of this package, it stays on the path.
     """
-    from pipeline.core.files.package_paths import PACKAGE
+    from pipeline.core.files.paths import PACKAGE
 
     try:
         folder = os.path.realpath(os.getcwd())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-from pipeline.core.component_index import list_modules
+from pipeline.core.registry import list_modules
 
 for _name in list_modules():
     importlib.import_module(_name)

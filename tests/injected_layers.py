@@ -30,7 +30,7 @@ from pipeline.inspect.compare.layer_errors import ForcedComparison, ReferenceSte
 from pipeline.inspect.dumps.dump_step import capture_step
 from pipeline.inspect.dumps.layer_programs import QUICK, LayerPrograms, Weights
 from pipeline.models.lowerings.candidates import CONVOLUTIONS
-from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
+from pipeline.models.lowerings.problem import Lowering, Lowerings, RecordingPolicy
 from pipeline.models.modules.apply_layers import find_layer_without_chwn
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig

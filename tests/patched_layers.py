@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from tests.conftest import compose_tiny

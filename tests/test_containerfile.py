@@ -56,9 +56,7 @@ def test_copied_files_install_by_the_command(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     offline = ["--no-deps", "--no-build-isolation", "--quiet", "--target", str(installed)]
     subprocess.run([sys.executable, "-m", *words, *offline], check=True)
-    check = (
-        "import pipeline, pipeline.core.files.package_paths as p; print(pipeline.__file__, p.CONF)"
-    )
+    check = "import pipeline, pipeline.core.files.paths as p; print(pipeline.__file__, p.CONF)"
     printed = subprocess.run(
         [sys.executable, "-c", check],
         cwd=tmp_path,

@@ -13,7 +13,7 @@ import yaml
 from pipeline import load_recipe
 from pipeline.config.files import read_description
 from pipeline.config.hydra_options import DEFAULT_RECIPE
-from pipeline.core.files.package_paths import RECIPES
+from pipeline.core.files.paths import RECIPES
 from pipeline.data.sources import audio_folder
 from tests import outcome
 from tests.conftest import ROOT

@@ -46,9 +46,7 @@ def test_wheel_has_types_conf_recipes_and_the_lock(tmp_path: Path) -> None:
     assert describe_code(package)["sha256"] == describe_code()["sha256"]
 
     # The installed command looks for these files beside its modules.
-    check = (
-        "from pipeline.core.files.package_paths import *; print(PACKAGE, CONF, LOCK, LOCK.exists())"
-    )
+    check = "from pipeline.core.files.paths import *; print(PACKAGE, CONF, LOCK, LOCK.exists())"
     printed = subprocess.run(
         [sys.executable, "-c", check],
         cwd=tmp_path,

@@ -18,8 +18,7 @@ import numpy as np
 from benchmarks.ascend_fit.populations import Deviation, leave_networks_out, measure_deviations
 from pipeline.backends.ascend.compiler.resizes import RESIZE_OPS
 from pipeline.backends.ascend.cost.efficiency import load_calibration
-from pipeline.backends.ascend.published.protocol import load_classes
-from pipeline.backends.ascend.published.scores import PricedRow
+from pipeline.backends.ascend.published.scores import PricedRow, load_classes
 from pipeline.backends.ascend.published.workloads import (
     DESCRIBED,
     Published,

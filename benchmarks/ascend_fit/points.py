@@ -20,8 +20,7 @@ from benchmarks.ascend_fit.populations import (
     measure_deviations,
 )
 from pipeline.backends.ascend.cost.efficiency import NORMAL_90
-from pipeline.backends.ascend.published.protocol import Part, load_classes
-from pipeline.backends.ascend.published.scores import PricedRow
+from pipeline.backends.ascend.published.scores import Part, PricedRow, load_classes
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
 from pipeline.backends.ascend.validate import price_rows
 

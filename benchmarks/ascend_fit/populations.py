@@ -23,8 +23,7 @@ from pipeline.backends.ascend.cost.efficiency import (
     POPULATIONS_FILE,
     load_populations,
 )
-from pipeline.backends.ascend.published.protocol import Part, load_classes
-from pipeline.backends.ascend.published.scores import PricedRow
+from pipeline.backends.ascend.published.scores import Part, PricedRow, load_classes
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
 from pipeline.backends.ascend.validate import price_rows
 

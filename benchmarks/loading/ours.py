@@ -20,7 +20,7 @@ from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
 from pipeline.data.order import SampleOrder
 from pipeline.data.transform import apply_ops
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 OPS = (
     RandomCrop(size=(32, 32), padding=(PAD,) * 4),

@@ -15,12 +15,11 @@ from typing import Any
 from pipeline.config.recipe import RunFeatureSpec
 from pipeline.core.host.launchers import get_group_size, get_rank
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
-from pipeline.data.columns import ColumnSpec, RawData, Split
+from pipeline.data.columns import ColumnSpec, RawData, Split, Targets
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op, Selection
 from pipeline.data.host_ops import HostOp
 from pipeline.data.image_facts import ImageFacts
 from pipeline.data.ops.image import ImageOp
-from pipeline.data.targets import Targets
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.blocks.layered_model import LayeredModelSpec
@@ -34,11 +33,10 @@ from pipeline.training.component_specs import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
 from pipeline.training.losses import LabelLoss
 from pipeline.training.parallel.all_reduce import all_reduce
 from pipeline.training.schedules import DecaySpan, WarmupDecay
-from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature
 
 __all__ = [
     "Backward",

@@ -19,7 +19,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.signals import Interrupted, Signals
 from pipeline.data.columns import ColumnSpec, SplitKey
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.engine.callback_calls import RunView
 from pipeline.engine.callbacks.callback import Callback, Evaluation, RunControl, SinkReport
 from pipeline.engine.loop import exhaust

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from pipeline.backends.loading.loader import Loader
     from pipeline.backends.rates import Communication
     from pipeline.backends.sink_choice import SinkChoice
-    from pipeline.models.lowerings.problem.problems import Problem
+    from pipeline.models.lowerings.problem import Problem
     from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
     from pipeline.training.metrics import EvalSums
-    from pipeline.training.parallel.placement import DevicePlacement
     from pipeline.training.parallel.sharding_rules import ShardingRules
-    from pipeline.training.parallel.state_sharing import StateSharing
+    from pipeline.training.parallel.state_sharing import DevicePlacement, StateSharing
     from pipeline.training.state import TrainState
     from pipeline.training.step import TrainStep
     from pipeline.training.telemetry import Telemetry

@@ -32,7 +32,7 @@ from pipeline.backends.find_draws import (
 )
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.random import encrypt_threefry
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from pipeline.training.state import TrainState
 
 ROWS = 256

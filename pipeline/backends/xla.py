@@ -56,14 +56,13 @@ from pipeline.backends.step_loops import (
 from pipeline.core.host.array_values import allow_reads
 from pipeline.core.host.jaxpr import inline_calls
 from pipeline.core.host.platforms import Platform, get_platform
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
-from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import is_readable
-from pipeline.training.parallel.state_sharing import StateSharing
+from pipeline.training.parallel.state_sharing import DevicePlacement, StateSharing
 from pipeline.training.state import FLAGS, TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry

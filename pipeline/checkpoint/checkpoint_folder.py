@@ -1,10 +1,5 @@
-"""Folder of a run's checkpoints: names and kinds of its entries.
-
-A checkpoint is a folder named by its step, in decimal digits without leading zeros. It holds a
-manifest, which lists checksums; checkpoints of old versions hold only arrays. A stranger is any
-other entry whose name is a number in any spelling, such as `441.0`: it may have the name of a
-future checkpoint, or be mistaken for a checkpoint. A draft is an incomplete checkpoint, or a
-checkpoint that is being removed; its name has the suffix `DRAFT`.
+"""Folder of a run's checkpoints: names and kinds of its entries, and the archive for the autopsy of
+a non-finite step, when its run is resumed.
 """
 
 from __future__ import annotations
@@ -144,3 +139,27 @@ def _is_checkpoint(path: Path) -> bool:
             if error.errno not in LOST:
                 raise
     return False
+
+
+AUTOPSY = "autopsy.json"
+"""File of the findings about a non-finite step that ended the run."""
+REPRODUCER = "reproducer"
+"""Folder with the files that repeat that step."""
+EARLIER_AUTOPSY = "earlier_autopsy"
+"""Archive folder, with the `AUTOPSY` and `REPRODUCER` that the run had when it was resumed."""
+
+
+def set_aside_autopsy(run_dir: Path) -> Path | None:
+    """Move an autopsy into the archive, and return the archive folder; None without an autopsy.
+
+    `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError.
+    """
+    paths = [run_dir / name for name in (AUTOPSY, REPRODUCER) if (run_dir / name).exists()]
+    if not paths:
+        return None
+    folder = run_dir / EARLIER_AUTOPSY
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in paths:
+        path.rename(folder / path.name)
+    return folder

@@ -9,8 +9,13 @@ from pathlib import Path
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import RESUME_KEYS, TrainArguments, run_sweep
 from pipeline.config.compose import compose_and_check
-from pipeline.config.hydra_options import DEFAULT_COMPONENTS, DEFAULT_RECIPE, resolve_recipe
-from pipeline.config.hydra_versions import find_stored_recipe, store_option
+from pipeline.config.hydra_options import (
+    DEFAULT_COMPONENTS,
+    DEFAULT_RECIPE,
+    find_stored_recipe,
+    resolve_recipe,
+    store_option,
+)
 from pipeline.config.overrides import (
     get_key,
     hide_secret_values,

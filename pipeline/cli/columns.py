@@ -19,13 +19,12 @@ from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.core.reporter import Reporter, make_console
 from pipeline.data.columns import ColumnSpec, SplitKey
-from pipeline.data.dataset import Dataset
-from pipeline.data.inputs import NetworkInput
+from pipeline.data.inputs import Dataset, NetworkInput
 from pipeline.data.padding.buckets import compute_canvas
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
-from pipeline.data.tables.dates import find_date_formats, parse_days
 from pipeline.data.tables.fit_table import read_table
+from pipeline.data.tables.quantities import find_date_formats, parse_days
 from pipeline.data.tables.raw_table import RawTable
 from pipeline.data.tables.table_targets import find_text_among_numbers
 from pipeline.data.transform import compute_column_specs

@@ -24,9 +24,8 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import add_train_length
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, printable
-from pipeline.core.files.address import Address
-from pipeline.core.files.folder_lock import lock_refusal
-from pipeline.core.files.package_paths import LOCK, PACKAGE
+from pipeline.core.files.atomic_write import lock_refusal
+from pipeline.core.files.paths import LOCK, PACKAGE, Address
 from pipeline.core.host.limits import read_limits
 from pipeline.core.host.tested_versions import (
     compare_with_lock,

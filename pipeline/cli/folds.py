@@ -14,7 +14,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.overrides import get_key, list_swept_keys, require_hydra_keys
 from pipeline.core.errors import RecipeError, printable
-from pipeline.inspect.report.out_of_fold import (
+from pipeline.inspect.report.report_files import (
     OUT_OF_FOLD,
     FoldMetric,
     read_fold_metrics,

@@ -15,7 +15,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.host.limits import read_limits
-from pipeline.core.host.machine_load import LoadWatch, describe_load
+from pipeline.core.host.measured_time import LoadWatch, describe_load
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
 from pipeline.inspect.forecast.host_forecast import (

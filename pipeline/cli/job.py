@@ -25,7 +25,7 @@ from pipeline.config.overrides import hide_secret_values, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import YAML, iterate_texts
 from pipeline.core.errors import RecipeError, RunError, UsageError
-from pipeline.core.files.package_paths import RECIPES
+from pipeline.core.files.paths import RECIPES
 from pipeline.core.files.tree_diff import format_key
 from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RunError, UsageError
-from pipeline.core.files.package_paths import PROJECT
+from pipeline.core.files.paths import PROJECT
 
 NAME_RULE = "must be a name of letters, digits and _ that YAML reads as a text"
 FILES = (

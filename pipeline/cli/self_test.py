@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.core.files.package_paths import PACKAGE
+from pipeline.core.files.paths import PACKAGE
 
 STEPS = 60
 CHECKPOINT = 40

@@ -30,8 +30,12 @@ from pipeline.config.compose import (
     compose_config,
     explain_several_values,
 )
-from pipeline.config.hydra_options import resolve_recipe
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
+from pipeline.config.hydra_options import (
+    HYDRA_DEFAULTS,
+    allow_lazy_help,
+    get_args_parser,
+    resolve_recipe,
+)
 from pipeline.config.inspection_specs import parse_profiling_variables
 from pipeline.config.overrides import (
     expand_sweeps,
@@ -51,7 +55,7 @@ from pipeline.core.errors import (
     get_exit_status,
     printable,
 )
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import conclude, end_with, watch_signals
 from pipeline.core.reporter import MARGIN

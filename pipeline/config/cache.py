@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.package_paths import find_user_cache
+from pipeline.core.files.paths import find_user_cache
 from pipeline.core.files.trusted_files import find_foreign_owner, find_writers
 
 PROGRAMS = "xla-2"

@@ -16,15 +16,21 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import find_conflicts
-from pipeline.config.hydra_options import DEFAULT_RECIPE, LENGTHS, resolve_recipe
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS, find_stored_recipe, store_option
+from pipeline.config.hydra_options import (
+    DEFAULT_RECIPE,
+    HYDRA_DEFAULTS,
+    LENGTHS,
+    find_stored_recipe,
+    resolve_recipe,
+    store_option,
+)
 from pipeline.config.overrides import find_parse_problems, get_key, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import require_bounded
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.name_text import explain_unknown_name
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import suggest_missing_flag

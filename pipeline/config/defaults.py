@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.error_text import FORMER_NAMES, split_location
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.files.tree_diff import TreePath, find_value, iterate_leaves
 from pipeline.core.registry import ComponentOf, Spec, list_components
 

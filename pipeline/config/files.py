@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.package_paths import CONF, RECIPES
+from pipeline.core.files.paths import CONF, RECIPES
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "dataset": ("dataset",),

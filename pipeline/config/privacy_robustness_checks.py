@@ -159,7 +159,7 @@ def _check_images(recipe: Recipe, key: str, split: str, default: str) -> Iterato
         return
     if dataset.buckets:
         yield f"{key}: needs images of one size; dataset.buckets must be null"
-    from pipeline.training.robustness.pixel_scale import find_pixel_scale
+    from pipeline.training.robustness.adversarial_rule import find_pixel_scale
 
     try:
         find_pixel_scale(getattr(dataset, split).ops, 1.0)

@@ -29,7 +29,7 @@ from pipeline.config.deadline import MAX_MINUTES, ClockTime
 from pipeline.config.inspection_specs import DumpSpec, ProfileSpec, ReceiptSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import hide_secrets_in_tree
-from pipeline.core.files.address import require_address
+from pipeline.core.files.paths import require_address
 from pipeline.core.registry import ComponentOf, Expected, FilePath, Location, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec, ReduceOnPlateau, StopAt
@@ -46,13 +46,13 @@ from pipeline.training.component_specs import (
     ScheduleSpec,
     UnfreezeRule,
 )
-from pipeline.training.features.feature_spec import FeatureSpec
 from pipeline.training.features.loss_scales import LossScale
 from pipeline.training.features.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec, count_shards
 from pipeline.training.privacy.privacy_spec import PrivacySpec
 from pipeline.training.robustness.attack_specs import AdversarialSpec, AttackSpec
+from pipeline.training.step_feature import FeatureSpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.config.files import SECTIONS
 from pipeline.core.files.name_text import show_name
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.registry import Spec, list_components
 

@@ -1,18 +1,14 @@
 """The registry of components: every class that a recipe can name, by kind and name.
 
-A component is a frozen pydantic class with a literal `name`, registered with `@component(kind)`.
-Its module must not import jax, even indirectly: recipes are checked before jax is loaded. It is
-imported when a recipe names one of its components (`pipeline.core.component_index`). Other
-distributions add components by the entry-point group `pipeline.components`, whose entries name
-modules to import. Plug-ins (`pipeline.core.plugins`) add components too. Both are imported before
-the first component is looked up.
+The modules of the package's components are found in their text, without importing them.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -32,11 +28,76 @@ from pydantic._internal._mock_val_ser import set_model_mocks
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from pipeline.core.component_index import list_modules, read_index
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.address import parse_location
+from pipeline.core.files.paths import PACKAGE, parse_location
 from pipeline.core.plugins.loading import FLAG, load_named
 from pipeline.core.plugins.parts import COMPONENTS, import_unless_absent, load_entries
+
+COMPONENT_MODULES = (
+    "pipeline.backends.devices",
+    "pipeline.engine.callbacks.metric_callbacks",
+    "pipeline.engine.callbacks.trackers",
+    "pipeline.data.ops",
+    "pipeline.data.selections",
+    "pipeline.data.sources",
+    "pipeline.models.imported.model_specs",
+    "pipeline.models.layers.initializers",
+    "pipeline.models.layers.standard",
+    "pipeline.models.networks",
+    "pipeline.models.layers.tables",
+    "pipeline.models.layers.token_mixers",
+    "pipeline.models.layers.tokens",
+    "pipeline.stages.runner.calibration",
+    "pipeline.study.final_value.run_estimate",
+    "pipeline.training.adversarial",
+    "pipeline.training.contrastive",
+    "pipeline.training.features.components",
+    "pipeline.training.features.non_finite_steps",
+    "pipeline.training.features.gradient_rules",
+    "pipeline.training.features.loss_scales",
+    "pipeline.training.sequences",
+    "pipeline.training.number_losses",
+    "pipeline.training.target_losses",
+    "pipeline.training.optimizers.adaptive",
+    "pipeline.training.optimizers.kronecker",
+    "pipeline.training.optimizers.layerwise",
+    "pipeline.training.losses",
+    "pipeline.training.target_metrics",
+    "pipeline.training.optimizers.first_order",
+    "pipeline.training.phased_schedules",
+    "pipeline.training.schedules",
+    "pipeline.training.optimizers.thor.thor_spec",
+)
+"""Modules of components. A package stands for all its modules."""
+
+_COMPONENT = re.compile(
+    r'^@component\("(\w+)"\)\n.*?^    name: Literal\["([^"\n]+)"\]', re.MULTILINE | re.DOTALL
+)
+"""A component's kind and name."""
+
+
+@cache
+def read_index() -> Mapping[str, Mapping[str, str]]:
+    """Return the module of each component of the package, by kind and name."""
+    index: dict[str, dict[str, str]] = {}
+    for module in list_modules():
+        file = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
+        text = file.read_text("utf-8") if file.is_file() else ""
+        for kind, name in _COMPONENT.findall(text):
+            index.setdefault(kind, {})[name] = module
+    return index
+
+
+def list_modules() -> Iterator[str]:
+    """Yield the modules of components, and of a package each module."""
+    for name in COMPONENT_MODULES:
+        folder = PACKAGE.parent.joinpath(*name.split("."))
+        if not folder.is_dir():
+            yield name
+        for file in sorted(folder.glob("*.py")):
+            if file.stem != "__init__":
+                yield f"{name}.{file.stem}"
+
 
 T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]

@@ -16,13 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.core.files.address import Address
+from pipeline.core.files.paths import Address
 from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
-from pipeline.data.columns import ColumnSpec, RawData, Split
+from pipeline.data.columns import ColumnSpec, RawData, Split, Targets
 from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
 from pipeline.data.random import draw_choice
-from pipeline.data.targets import Targets
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.data.columns import BlankColumn, ColumnSpec, RawData, Split
-from pipeline.data.targets import Targets
+from pipeline.data.columns import BlankColumn, ColumnSpec, RawData, Split, Targets
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.random import uniforms
-from pipeline.data.targets import Targets
 
 
 def compute_column_specs(

@@ -22,7 +22,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import Column, Split
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.engine.step_checks import describe
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 ITERATOR_WINDOW_STEPS = 128
 """Largest number of an iterator's batches that are transferred together."""

@@ -18,8 +18,7 @@ from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.checkpoint.host_state import LOGS, HostState
 from pipeline.checkpoint.restore import set_others_aside, warn_on_stderr
 from pipeline.core.errors import PipelineError, RunError
-from pipeline.core.files.atomic_write import convert_write_errors
-from pipeline.core.files.folder_lock import Lock
+from pipeline.core.files.atomic_write import Lock, convert_write_errors
 from pipeline.core.host.process_start import require_usable_clock
 from pipeline.core.host.signals import (
     Interrupted,
@@ -53,8 +52,13 @@ from pipeline.engine.sink_folder import (
     write_record,
 )
 from pipeline.engine.sink_settings import SinkResult, SinkSettings
-from pipeline.engine.step_autopsy import examine_step
-from pipeline.engine.step_checks import LOSS, check_saved_state, check_state, trace_step
+from pipeline.engine.step_checks import (
+    LOSS,
+    check_saved_state,
+    check_state,
+    examine_step,
+    trace_step,
+)
 from pipeline.engine.user_step import (
     CustomState,
     SinkProgram,
@@ -66,7 +70,7 @@ from pipeline.engine.user_step import (
     lower_step,
 )
 from pipeline.models.lowerings.tune.tuner import LoweringChoice
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 LEFT = "the loop was left"

@@ -17,9 +17,14 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import read_json as read_checkpoint_json
 from pipeline.checkpoint.restore import Warn, arrange_arrays, read_saved
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import convert_write_errors, write_whole
+from pipeline.core.files.atomic_write import (
+    LOCK,
+    Lock,
+    convert_write_errors,
+    try_lock_folder,
+    write_whole,
+)
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
 from pipeline.core.files.trusted_files import require_real, require_real_trees
 from pipeline.engine.step_checks import ADDRESS, describe
 from pipeline.engine.user_step import CustomState, UserStep

@@ -36,7 +36,7 @@ from pipeline.backends.step_loops import (
     split_positions,
 )
 from pipeline.core.errors import RunError
-from pipeline.core.files.package_paths import find_user_cache
+from pipeline.core.files.paths import find_user_cache
 from pipeline.core.host.jaxpr import (
     ELEMENTWISE,
     bind_equation,
@@ -49,12 +49,10 @@ from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
 from pipeline.engine.step_checks import LOSS, StepSignature, is_key
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import RecordingPolicy
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import Layout, Problem, RecordingPolicy
 from pipeline.models.lowerings.tune.rule import choose_step_layout_by_rule
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from pipeline.training.telemetry import Telemetry
 from pipeline.training.update import apply_if_finite
 

@@ -25,7 +25,7 @@ from pipeline.config.inspection_specs import ProfileSpec
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors
-from pipeline.core.host.machine_load import LoadWatch
+from pipeline.core.host.measured_time import LoadWatch
 from pipeline.core.host.platforms import get_platform
 from pipeline.engine.batches import IteratorBatches
 from pipeline.engine.history import History, NonFiniteStepError
@@ -75,7 +75,7 @@ from pipeline.stages.autosink.dispatch_costs import (
     compute_lower_quartile,
     estimate_gain_error,
 )
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 SPEC = ProfileSpec(
     mode="only",

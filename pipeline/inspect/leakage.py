@@ -25,7 +25,7 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.order import draw_words, permute
 from pipeline.data.order_kinds import PoissonOrder
 from pipeline.data.random import seed_words

@@ -25,15 +25,14 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.array_values import allow_reads, find_shapes, is_value_read
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.columns import Targets
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.inputs import NetworkInputs
+from pipeline.data.inputs import Dataset, NetworkInputs
 from pipeline.data.padding.buckets import NO_PADDING, Padding
 from pipeline.data.random import seed_words
-from pipeline.data.targets import Targets
 from pipeline.data.transform import has_constant_labels
 from pipeline.engine.schedule import RunSchedule
-from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.models.modules.network import Network, is_imported, lowers_itself
 from pipeline.stages.build_checks import (
     LAYER_CHECKS,
@@ -46,8 +45,8 @@ from pipeline.stages.build_checks import (
     require_attackable,
     require_pair_inputs,
 )
+from pipeline.stages.evaluate import warn_of_probabilities
 from pipeline.stages.key_errors import blaming_key
-from pipeline.stages.probabilities import warn_of_probabilities
 from pipeline.stages.step_features import (
     NO_INPUTS,
     FeatureInputs,
@@ -57,7 +56,6 @@ from pipeline.stages.step_features import (
 )
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.features.freezing import get_freezing, select_phase
-from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.losses import TrainingObjective
 from pipeline.training.parallel.parallel_spec import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
@@ -65,6 +63,7 @@ from pipeline.training.state import TrainState, count_bytes, split_params
 from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import list_metrics
+from pipeline.training.update import init_state, init_with_output
 
 if TYPE_CHECKING:
     from pipeline.data.tables.encode_table import TableLayout
@@ -143,7 +142,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     privacy = None
     if recipe.privacy is not None:
         # Imported here, since few runs are private.
-        from pipeline.stages.features.feature_facts import plan_privacy
+        from pipeline.stages.feature_facts import plan_privacy
 
         privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if recipe.eval.robustness:
@@ -205,7 +204,7 @@ def _make_feature_inputs(recipe: Recipe, dataset: Dataset, privacy: Budget | Non
     pixel_scale = None
     if recipe.train.adversarial is not None:
         # Imported here, since few runs attack their images.
-        from pipeline.stages.features.feature_facts import make_pixel_scale
+        from pipeline.stages.feature_facts import make_pixel_scale
 
         pixel_scale = make_pixel_scale(recipe, dataset, "train")
     return FeatureInputs(
@@ -413,7 +412,7 @@ def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
     for key, schedule in train.schedules.items():
         if schedule.name == "table":
             # Imported here, since few schedules are files.
-            from pipeline.training.rate_table import TableSchedule
+            from pipeline.training.phased_schedules import TableSchedule
 
             assert isinstance(schedule, TableSchedule), "a name has one component"
             try:

@@ -20,9 +20,9 @@ from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
-from pipeline.data.dataset import Dataset
+from pipeline.data.columns import Task
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.data.targets import Task
+from pipeline.data.inputs import Dataset
 from pipeline.data.transform import count_choices, select_variants
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
@@ -33,7 +33,6 @@ from pipeline.stages.step_features import require_same_form
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.gradient_rules import GradientRule
-from pipeline.training.initial_state import init_with_output
 from pipeline.training.losses import compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
@@ -41,6 +40,7 @@ from pipeline.training.state import split_params
 from pipeline.training.step import compute_step_gradients, make_train_step
 from pipeline.training.step_config import StepConfig
 from pipeline.training.target_metrics import ClassCountMetric
+from pipeline.training.update import init_with_output
 
 MAX_PARAMETERS = 10**13
 """Most parameters of a network, 40 TB in float32: a larger size is mistyped."""

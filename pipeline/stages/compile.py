@@ -31,7 +31,7 @@ from pipeline.core.host.limits import find_usable_bytes
 from pipeline.core.host.memory import read_available_bytes, return_free_pages
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.engine.schedule import Event
 from pipeline.models.layers import standard
 from pipeline.models.lowerings.formulas import onednn

@@ -23,16 +23,15 @@ from pipeline.data.columns import (
     RawData,
     Split,
     SplitKey,
+    Targets,
     count_split_bytes,
 )
-from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.host_ops import map_on_host, read_epoch_values
-from pipeline.data.inputs import DOCUMENT, PADDING_MASK, NetworkInputs, resolve_inputs
+from pipeline.data.inputs import DOCUMENT, PADDING_MASK, Dataset, NetworkInputs, resolve_inputs
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
-from pipeline.data.targets import Targets
 from pipeline.data.transform import (
     apply_ops,
     choose_variant,

@@ -13,7 +13,7 @@ from pipeline.backends.sink_choice import SinkChoice, choose
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.autosink.choose_sink import make_bounds, make_modelled_costs
 from pipeline.stages.autosink.sink_plan import chooses_sink
 from pipeline.stages.build import Built
@@ -22,11 +22,11 @@ from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.estimated_step import make_estimated_step
 from pipeline.training.features.curvature import LayerCurvature, group_layers
-from pipeline.training.initial_state import shape_batch
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.state import count_bytes
 from pipeline.training.step import compute_gradients, mask_batch
+from pipeline.training.update import shape_batch
 
 
 def estimate_cost(

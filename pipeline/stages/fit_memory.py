@@ -1,13 +1,17 @@
 """The number of shards of a batch that are computed at once, as many as fit into `train.memory`.
 
 The results of shards are added in a fixed order. So the memory changes the speed and no result.
+A watch ends the process with a message before Linux kills it without one.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,11 +23,10 @@ from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.limits import find_usable_bytes, read_limits
-from pipeline.core.host.memory import return_free_pages
-from pipeline.core.host.memory_watch import end_without_memory
+from pipeline.core.host.memory import read_available_bytes, return_free_pages
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.compile import (
     CompileOptions,
@@ -36,6 +39,41 @@ from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.state import TrainState, count_bytes
 from pipeline.training.telemetry import Telemetry
+
+PERIOD_S = 0.05
+"""Time between two measurements of the available memory."""
+
+
+@contextmanager
+def end_without_memory(reserved_bytes: int, problem: str) -> Iterator[None]:
+    """End this process if less than `reserved_bytes` are available during the body.
+
+    The process prints `problem` and has the exit status of a failed run. It is for code that no
+    exception can interrupt, such as XLA's compiler.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(PERIOD_S):
+            if read_available_bytes() >= reserved_bytes:
+                continue
+            return_free_pages()
+            if read_available_bytes() < reserved_bytes:
+                _end(problem)
+
+    thread = threading.Thread(target=watch, name="memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _end(problem: str) -> None:
+    print(f"error: {problem}", file=sys.stderr, flush=True)
+    os._exit(RunError.exit_status)
+
 
 T = TypeVar("T")
 

@@ -32,13 +32,18 @@ from pipeline.core.files.knowledge_bank import write_result
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
-from pipeline.data.inputs import NetworkInputs
+from pipeline.data.inputs import Dataset, NetworkInputs
 from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
 from pipeline.models.lowerings.candidates import require_formula
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import DEFAULT, LoweringPolicy, RecordingPolicy
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem, Problem
+from pipeline.models.lowerings.problem import (
+    DEFAULT,
+    ConvolutionProblem,
+    DenseProblem,
+    Layout,
+    LoweringPolicy,
+    Problem,
+    RecordingPolicy,
+)
 from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule, has_choice
 from pipeline.models.lowerings.tune.search import Timer, make_random_operand
@@ -46,13 +51,13 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_la
 from pipeline.models.modules.apply_layers import LaidOutNetwork
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
-from pipeline.training.initial_state import shape_inputs
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.parallel.parallel_spec import make_shards
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.state import Inputs, TrainState
 from pipeline.training.step_config import StepConfig
+from pipeline.training.update import shape_inputs
 
 MAX_NAMED = 3
 """Most unlowered operations that a line of the log names."""

@@ -22,13 +22,14 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_json
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import read_chunks
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.random import seed_words
-from pipeline.stages.features.feature_facts import make_pixel_scale
+from pipeline.stages.feature_facts import make_pixel_scale
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
-from pipeline.training.parallel.placement import gather_arrays
+from pipeline.training.parallel.state_sharing import gather_arrays
+from pipeline.training.robustness.adversarial_rule import PixelScale
 from pipeline.training.robustness.attack_specs import (
     AnyAttack,
     ApgdAttack,
@@ -37,10 +38,8 @@ from pipeline.training.robustness.attack_specs import (
     PgdAttack,
     complete_attacks,
 )
-from pipeline.training.robustness.attacks import AttackedNetwork, attack_images
-from pipeline.training.robustness.ball import compute_l2
+from pipeline.training.robustness.attacks import AttackedNetwork, attack_images, compute_l2
 from pipeline.training.robustness.corruptions import CORRUPTIONS, corrupt
-from pipeline.training.robustness.pixel_scale import PixelScale
 from pipeline.training.robustness.robustness_rows import (
     UNBOUNDED,
     AttackRow,

@@ -10,7 +10,8 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from pydantic import TypeAdapter
 
-from pipeline.backends.planner.layouts import Mesh
+from pipeline.backends.planner.blocks import LossToPlan, make_loss
+from pipeline.backends.planner.dimension_groups import Mesh
 from pipeline.backends.planner.parallel_plan import ParallelPlan, ShardingRule, load_plan, save_plan
 from pipeline.backends.planner.rates import load_host_rates
 from pipeline.backends.planner.search import (
@@ -20,19 +21,18 @@ from pipeline.backends.planner.search import (
     price_shardings,
     search,
 )
-from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
 from pipeline.backends.rates import DeviceGroup, Rates
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN, RunFolder
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
-from pipeline.training.initial_state import shape_batch
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
+from pipeline.training.update import shape_batch
 
 
 def plan_devices(

@@ -19,7 +19,7 @@ from pipeline.checkpoint.restore import read_to_resume
 from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.order_kinds import PoissonOrder
 from pipeline.engine.history import History
 from pipeline.stages.runner.context import CompiledRun, RunContext

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pipeline.config.recipe import Recipe
     from pipeline.engine.callbacks.callback import SinkReport
     from pipeline.stages.autosink.sink_plan import SinkPlan
+    from pipeline.stages.fine_tuning import Restored
     from pipeline.stages.record.summary import Summary
     from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
-    from pipeline.stages.warm_start import Restored
 
 
 def run(recipe: Recipe, options: RunOptions) -> Summary:

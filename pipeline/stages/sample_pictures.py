@@ -11,19 +11,18 @@ import numpy as np
 from flax import linen as nn
 
 from pipeline.config.recipe import Recipe
-from pipeline.data.columns import IMAGES
-from pipeline.data.dataset import Dataset
+from pipeline.data.columns import IMAGES, Targets
 from pipeline.data.image_file import draw_masks
+from pipeline.data.inputs import Dataset
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
-from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops, has_constant_labels
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.models.layers.standard import Adversarial
 from pipeline.models.modules.adversarial import GENERATOR
 from pipeline.models.modules.apply_layers import to_nhwc
+from pipeline.models.modules.jit_layers import observe_modules
 from pipeline.models.modules.network import Network
-from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.stages.build import Built
 from pipeline.stages.data import read_batch
 from pipeline.training.state import TrainState

@@ -23,22 +23,21 @@ from pipeline.config.resolved_settings import resolve_loss_scale
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
-from pipeline.data.dataset import Dataset
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
+from pipeline.data.inputs import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.key_errors import blaming_key
-from pipeline.training.features.feature_spec import FeatureContext, TrainedNetwork
 from pipeline.training.features.freezing import FreezePhase, Freezing
 from pipeline.training.features.loss_scales import ScaledLoss
-from pipeline.training.initial_state import shape_inputs
 from pipeline.training.state import COLUMNS
 from pipeline.training.step import make_train_step
-from pipeline.training.step_feature import StepFeature, has_moment
+from pipeline.training.step_feature import FeatureContext, StepFeature, TrainedNetwork, has_moment
 from pipeline.training.telemetry import PLACES
+from pipeline.training.update import shape_inputs
 
 if TYPE_CHECKING:
     from pipeline.training.privacy.private_gradients import PrivacyRule
-    from pipeline.training.robustness.pixel_scale import PixelScale
+    from pipeline.training.robustness.adversarial_rule import PixelScale
     from pipeline.training.step_config import StepConfig
 
 BuildNetwork = Callable[[Recipe, Targets], nn.Module]

@@ -17,10 +17,10 @@ from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.compile import CompileOptions, compile_programs
 from pipeline.stages.data import load_data
+from pipeline.stages.fine_tuning import restore_weights_of
 from pipeline.stages.lower import lower
 from pipeline.stages.runner.adapted_run import read_frozen
-from pipeline.stages.warm_start import restore_weights_of
-from pipeline.training.rate_table import TableSchedule
+from pipeline.training.phased_schedules import TableSchedule
 from pipeline.training.schedules import ConstantSchedule
 
 LOW = 1e-6

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from pipeline.core.registry import component
-from pipeline.data.targets import Task
+from pipeline.data.columns import Task
 from pipeline.training.component_specs import Direction, MetricSpec
 from pipeline.training.losses import LabelLoss
 

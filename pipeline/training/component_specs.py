@@ -17,8 +17,7 @@ from pydantic import (
 )
 
 from pipeline.core.registry import ComponentOf, Seq, Spec, list_components
-from pipeline.data.columns import Column
-from pipeline.data.targets import Targets, Task
+from pipeline.data.columns import Column, Targets, Task
 from pipeline.training.metric_names import METRICS, Direction
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from pipeline.core.registry import component
-from pipeline.data.columns import Column
-from pipeline.data.targets import Task
+from pipeline.data.columns import Column, Task
 from pipeline.training.component_specs import LossSpec, MetricSpec
 
 if TYPE_CHECKING:

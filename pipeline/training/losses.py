@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import Expected, Seq, component
-from pipeline.data.targets import Targets, Task
+from pipeline.data.columns import Targets, Task
 from pipeline.training.component_specs import LossSpec, Reduction
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from pipeline.core.registry import component
-from pipeline.data.targets import POSITIVE, Distribution, Targets, Task
+from pipeline.data.columns import POSITIVE, Distribution, Targets, Task
 from pipeline.training.component_specs import LossSpec
 from pipeline.training.losses import (
     BinaryCrossEntropy,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from pipeline.core.registry import component
-from pipeline.data.targets import Task
+from pipeline.data.columns import Task
 from pipeline.training.component_specs import LossSpec, MetricSpec
 
 if TYPE_CHECKING:

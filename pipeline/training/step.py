@@ -24,7 +24,6 @@ from pipeline.data.transform import apply_ops, choose_variant, count_choices, se
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.forward_pass import ForwardPass
-from pipeline.training.initial_state import init_state, init_with_output, make_key
 from pipeline.training.losses import (
     compute_divisor,
     compute_losses,
@@ -45,7 +44,14 @@ from pipeline.training.state import COLUMNS, Gradients, Inputs, MappedBatch, Rec
 from pipeline.training.step_config import StepConfig
 from pipeline.training.step_feature import ComputeGradients
 from pipeline.training.telemetry import StepOutcome, count_updates
-from pipeline.training.update import apply_if_finite, apply_update, decide_outcome
+from pipeline.training.update import (
+    apply_if_finite,
+    apply_update,
+    decide_outcome,
+    init_state,
+    init_with_output,
+    make_key,
+)
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from pipeline.training.state import split_params
 from pipeline.training.step_feature import StepFeature, has_moment
 
 if TYPE_CHECKING:
+    from pipeline.data.columns import Targets
     from pipeline.data.dataset_spec import Ops
     from pipeline.data.inputs import NetworkInputs
-    from pipeline.data.targets import Targets
     from pipeline.models.layers.model_spec import InitRule
-    from pipeline.models.lowerings.problem.lowering import LoweringPolicy
+    from pipeline.models.lowerings.problem import LoweringPolicy
     from pipeline.training.component_specs import MetricSpec
     from pipeline.training.losses import TrainingObjective
     from pipeline.training.parallel.parallel_spec import Shards

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.core.registry import component
-from pipeline.data.targets import Targets, Task
+from pipeline.data.columns import Targets, Task
 from pipeline.training.component_specs import LossSpec
 from pipeline.training.losses import (
     ClassLoss,

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
 from pipeline.core.registry import Seq, component
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
 from pipeline.training.component_specs import Direction, MetricSpec
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pipeline.backends.initialisation import (
     fold_key_words,
     initialise_state,
 )
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from tests.compiling import optimized
 
 SEED = np.array([7, 11], np.uint32)

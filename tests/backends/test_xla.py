@@ -28,7 +28,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.parallel.devices import find_device
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 from tests import outcome

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import plans
 from benchmarks.plans import DEVICES, NETWORKS, Network, Strategy, Times, find_plans
+from pipeline.backends.planner.dimension_groups import Mesh
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Mesh
 from pipeline.data.sources.npz import load_arrays
 from tests.backends.planner.networks import mlp
 

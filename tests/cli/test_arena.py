@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.core.files.folder_lock import LOCK, lock_file
+from pipeline.core.files.atomic_write import LOCK, lock_file
 from tests.conftest import MLP, TINY
 
 Arena = Callable[..., int]

@@ -26,7 +26,7 @@ from pipeline.cli.schema import recipe_schema
 from pipeline.config.compose import check_tree
 from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.package_paths import PACKAGE, RECIPES
+from pipeline.core.files.paths import PACKAGE, RECIPES
 from pipeline.core.files.tree_diff import iterate_leaves
 from tests import outcome
 from tests.cli.test_commands import all_commands

@@ -24,7 +24,7 @@ from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from tests.conftest import MLP, STEPS, TINY
 
 RECIPE = "+recipe=lenet5_digits"

@@ -17,7 +17,7 @@ import yaml
 from pipeline.cli import forecast, job
 from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import RecipeError, RunError, UsageError
-from pipeline.core.files.package_paths import PROJECT
+from pipeline.core.files.paths import PROJECT
 from pipeline.stages.launch.job_file import ENGINES, GIB
 from pipeline.stages.launch.trial_run import TrialRun
 from tests.conftest import MLP, TINY

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import RunError, UsageError
-from pipeline.core.files.package_paths import PROJECT
+from pipeline.core.files.paths import PROJECT
 from tests.command_line import new as main
 
 FILES = [

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline.cli.schema import recipe_schema
-from pipeline.core.files.package_paths import CONF, RECIPES
+from pipeline.core.files.paths import CONF, RECIPES
 
 ROOT = CONF.parent
 FILES = sorted([CONF / "config.yaml", *CONF.glob("*/*.yaml"), *RECIPES.glob("*.yaml")])

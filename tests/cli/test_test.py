@@ -14,7 +14,7 @@ import yaml
 from pipeline.__main__ import main
 from pipeline.cli.commands.root import ROOT as COMMANDS
 from pipeline.cli.test import _open_side
-from pipeline.core.files.package_paths import RECIPES
+from pipeline.core.files.paths import RECIPES
 from pipeline.study.expect.sides import CodeSide
 from tests.conftest import ROOT
 from tests.study.expect.test_sides import git

@@ -23,11 +23,10 @@ from pipeline.config.defaults import (
     normalise_recipe,
 )
 from pipeline.config.files import SECTIONS, find_groups
-from pipeline.config.hydra_options import resolve_recipe
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS
+from pipeline.config.hydra_options import HYDRA_DEFAULTS, resolve_recipe
 from pipeline.config.overrides import list_swept_keys
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.files.safe_yaml import parse_written_yaml
 from pipeline.core.registry import list_components
 from pipeline.study.sweep.directory import Command, Sweeper

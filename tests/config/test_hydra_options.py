@@ -11,7 +11,7 @@ from pipeline import load_recipe
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import DEFAULT_COMPONENTS, resolve_recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -23,7 +23,7 @@ from pipeline.config.recipe_file import (
     require_bounded,
 )
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.data.sources.image_folder import ImageFolder
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from pipeline.data.canaries import choose_canaries, plant_canaries
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import RawData, Split, Targets
 from pipeline.data.held_out import assign_folds, hold_out
-from pipeline.data.targets import Targets
 
 
 def make_data(labels: np.ndarray) -> RawData:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.data.columns import BlankColumn, RawData, Split
-from pipeline.data.targets import Targets
+from pipeline.data.columns import BlankColumn, RawData, Split, Targets
 
 
 def test_blank_column_has_shape_and_dtype_without_memory() -> None:

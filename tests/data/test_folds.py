@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import RawData, Split, Targets
 from pipeline.data.folds import FoldsSpec, find_folds, take_fold
 from pipeline.data.held_out import assign_folds
-from pipeline.data.targets import Targets
 from tests.conftest import ROOT
 
 SETS: dict[str, Any] = json.loads((ROOT / "tests/golden/folds.json").read_text())

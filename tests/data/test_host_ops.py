@@ -13,10 +13,9 @@ from pipeline.api import ColumnSpec, HostOp, component
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import Split
+from pipeline.data.columns import Split, Targets
 from pipeline.data.host_ops import HOST_OP, map_on_host, read_epoch_values
 from pipeline.data.random import seed_words, uniforms
-from pipeline.data.targets import Targets
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import Samples, TrainedRun

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.api import Selection
 from pipeline.core.errors import DataError
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import RawData, Split, Targets
 from pipeline.data.selections import (
     Classes,
     Readable,
@@ -20,7 +20,6 @@ from pipeline.data.selections import (
     apply_selections,
 )
 from pipeline.data.sources.image_folder import ImageFolder
-from pipeline.data.targets import Targets
 from tests.data.section import section
 from tests.image_folders import save_images
 

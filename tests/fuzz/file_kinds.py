@@ -25,7 +25,7 @@ from pipeline.checkpoint.restore import read_saved
 from pipeline.config.compose import load_recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.knowledge_bank import read_bank
-from pipeline.data.columns import Column, ColumnSpec, RawData, Split
+from pipeline.data.columns import Column, ColumnSpec, RawData, Split, Targets
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.audio_folder import AudioFolder
 from pipeline.data.sources.cifar import Release, read_split, unpack
@@ -34,7 +34,6 @@ from pipeline.data.sources.idx import read_split as read_idx_split
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.sources.image_masks import ImageMasks
 from pipeline.data.sources.npz import NumpyArchive
-from pipeline.data.targets import Targets
 from pipeline.models.lowerings.tune.tuner import BUILT_IN
 from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering
 from pipeline.models.weights.files.weight_files import read_weights, write_weights

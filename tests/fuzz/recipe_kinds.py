@@ -22,7 +22,7 @@ from pipeline.config.defaults import fill_missing
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
-from pipeline.core.files.package_paths import CONF, RECIPES
+from pipeline.core.files.paths import CONF, RECIPES
 from tests.conftest import ROOT, TINY
 from tests.fuzz.mutate import VALUES, mutate_bytes, mutate_tree, nudge_tree, walk
 from tests.whole_run import run

@@ -12,7 +12,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from omegaconf import OmegaConf
 
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.registry import list_components
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, ModelSpec
 from pipeline.models.modules.network import Network

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from tests.models.build import QUICK, conf_model, count, draw_variables, parameters, random, shapes
 from tests.models.conftest import GOLDEN
 

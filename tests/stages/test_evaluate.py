@@ -15,7 +15,7 @@ from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages import evaluate as stage
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs

@@ -22,7 +22,7 @@ from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.ops.resize import ProgressiveSize
 from pipeline.data.random import draw_choice, seed_words
 from pipeline.data.transform import apply_ops, select_variants

@@ -23,10 +23,15 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
-from pipeline.data.dataset import Dataset
-from pipeline.models.lowerings.problem.conv_window import Layout, make_window
-from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
+from pipeline.data.inputs import Dataset
+from pipeline.models.lowerings.problem import (
+    ConvolutionProblem,
+    Layout,
+    Lowering,
+    Lowerings,
+    Problem,
+    make_window,
+)
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, TimedLowering, TunedProblem, Tuning
 from pipeline.models.modules.network import Network
 from pipeline.stages import lower as lower_stage
@@ -42,7 +47,7 @@ from pipeline.stages.lower import (
 )
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.parallel.devices import find_device
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from tests import outcome
 from tests.whole_run import run
 

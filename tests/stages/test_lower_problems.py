@@ -29,9 +29,7 @@ from pipeline.engine.run_sink import PreparedSink, prepare_sink
 from pipeline.engine.sink_settings import SinkSettings
 from pipeline.engine.user_step import lower_step
 from pipeline.models.lowerings.candidates import list_candidates
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import DEFAULTS, Layout, Lowering, LoweringPolicy, Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.name_stack import find_layer
 from pipeline.stages.build import Built, build

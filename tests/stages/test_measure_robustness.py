@@ -13,8 +13,7 @@ import pytest
 from pipeline.cli.runs import attack
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, UsageError
-from pipeline.data.columns import ColumnSpec
-from pipeline.data.targets import Targets
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.inspect.report.write_report import write_report
 from pipeline.stages.build_checks import require_attackable
 from tests import outcome

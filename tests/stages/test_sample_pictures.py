@@ -15,8 +15,7 @@ from pipeline import Trainer, load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import ColumnSpec
-from pipeline.data.targets import Targets
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.stages.data import load_data
 from pipeline.stages.sample_pictures import format_label, format_sample_labels, sample_images
 from tests import outcome

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.inputs import NetworkInput, NetworkInputs
-from pipeline.data.targets import Targets
 from pipeline.training.features.accumulation import Accumulation
 from pipeline.training.features.averages import MovingAverage
 from pipeline.training.features.curvature import LayerCurvature

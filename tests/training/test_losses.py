@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from pipeline.core.registry import list_components
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
 from pipeline.training.losses import L1, CrossEntropy, Mse
 from tests.training.loss_formulas import assert_agrees
 

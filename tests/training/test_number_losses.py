@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
 from pipeline.training.losses import BinaryCrossEntropy, CrossEntropy, Huber, Mse
 from pipeline.training.number_losses import (
     AutoLoss,

@@ -12,10 +12,9 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch, read_chunks
-from pipeline.data.columns import Split
+from pipeline.data.columns import Split, Targets
 from pipeline.data.ops.values import Hwc2Chw, Rescale
 from pipeline.data.random import seed_words
-from pipeline.data.targets import Targets
 from pipeline.training.features.loss_scales import (
     Dynamic,
     Fixed,

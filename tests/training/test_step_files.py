@@ -15,8 +15,8 @@ import pytest
 import pipeline.training
 from pipeline import load_recipe
 from pipeline.data.batch import Batch
+from pipeline.data.columns import Targets
 from pipeline.data.random import seed_words
-from pipeline.data.targets import Targets
 from pipeline.stages.build import make_step_config
 from pipeline.training.step import make_train_step
 from tests.training.step_configs import read_image

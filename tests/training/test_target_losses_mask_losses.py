@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.target_losses import Dice, DiceCrossEntropy, LovaszSoftmax
 from tests.training.loss_formulas import assert_agrees, softmax

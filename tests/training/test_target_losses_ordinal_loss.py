@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.target_losses import Ordinal
 from tests.training.loss_formulas import assert_agrees, softmax

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
 from pipeline.training.metrics import add_batch, add_metric_sums, summarize, zero_sums
 from pipeline.training.target_metrics import list_metrics
 

@@ -27,7 +27,7 @@ from pipeline.backends.ascend.published.workloads import (
 from pipeline.core.errors import PipelineError, RunError, first_line
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.name_text import find_nearest
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.files.value_text import count_noun, show
 
 SPEEDS = (

@@ -33,16 +33,18 @@ from pipeline.backends.ascend.cost.efficiency import (
     load_populations,
 )
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.ascend.published.protocol import (
+from pipeline.backends.ascend.published.scores import (
     COLUMNS,
     SEAL_LOG,
     ClassedRow,
+    PricedRow,
+    Score,
     append_scores,
     check_seal,
     draw_coverage,
     load_classes,
+    score,
 )
-from pipeline.backends.ascend.published.scores import PricedRow, Score, score
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
     DESCRIBED,

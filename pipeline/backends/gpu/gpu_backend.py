@@ -36,10 +36,10 @@ from pipeline.backends.xla import XlaBackend, XlaExecutable, pad_to_block
 from pipeline.core.errors import RunError, first_line
 from pipeline.core.host.cuda import find_plugin, read_cuda_versions
 from pipeline.core.host.platforms import CPU
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from pipeline.training.state import TrainState
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")

@@ -45,7 +45,7 @@ from pipeline.backends.loading.window import (
 from pipeline.data.batch import Batch
 from pipeline.data.columns import BatchedColumn, LazyColumn, Split, count_split_bytes
 from pipeline.data.host_ops import HostMappedColumn
-from pipeline.training.parallel.placement import gather_arrays
+from pipeline.training.parallel.state_sharing import gather_arrays
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """Largest split on the device, as in MindSpore; a GPU may have room for more."""

@@ -23,7 +23,7 @@ from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyC
 from pipeline.data.host_ops import HostMappedColumn
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.random import seed_words
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 PARTS = 16
 """Largest number of parts of a window: enough for all threads, and few enough to cost no time."""

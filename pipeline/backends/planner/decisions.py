@@ -29,8 +29,7 @@ from pipeline.backends.planner.blocks import (
     StepBlocks,
     Weight,
 )
-from pipeline.backends.planner.elimination import Factor, Scope, Table
-from pipeline.backends.planner.layouts import (
+from pipeline.backends.planner.dimension_groups import (
     Collective,
     Layout,
     Mesh,
@@ -39,6 +38,7 @@ from pipeline.backends.planner.layouts import (
     find_transfer,
     list_layouts,
 )
+from pipeline.backends.planner.elimination import Factor, Scope, Table
 from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2

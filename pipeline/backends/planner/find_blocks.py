@@ -20,6 +20,7 @@ from pipeline.backends.planner.blocks import (
     Array,
     Extent,
     LayerOutput,
+    LossToPlan,
     Operator,
     OperatorDim,
     OperatorUse,
@@ -27,6 +28,7 @@ from pipeline.backends.planner.blocks import (
     Region,
     RegionParameter,
     StepBlocks,
+    TracedLoss,
     Weight,
 )
 from pipeline.backends.planner.dimension_groups import (
@@ -36,7 +38,6 @@ from pipeline.backends.planner.dimension_groups import (
     list_free_dims,
     number_components,
 )
-from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import find_layer
 
 PASSES = 3

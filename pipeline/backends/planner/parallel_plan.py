@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from pipeline.backends.planner.blocks import Region, StepBlocks
 from pipeline.backends.planner.decisions import PlanLayouts, locate_array
-from pipeline.backends.planner.layouts import Layout, Mesh, convert_region_layout
+from pipeline.backends.planner.dimension_groups import Layout, Mesh, convert_region_layout
 from pipeline.core.errors import RecipeError, get_system_reason
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe_problems

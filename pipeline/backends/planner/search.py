@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from pipeline.backends.planner.blocks import LayerOutput, OperatorUse, StepBlocks
+from pipeline.backends.planner.blocks import LayerOutput, LossToPlan, OperatorUse, StepBlocks
 from pipeline.backends.planner.decisions import (
     COPIES,
     Decisions,
@@ -15,9 +15,14 @@ from pipeline.backends.planner.decisions import (
     is_data_parallel_sharding,
     locate_array,
 )
+from pipeline.backends.planner.dimension_groups import (
+    Layout,
+    Mesh,
+    convert_region_layout,
+    list_meshes,
+)
 from pipeline.backends.planner.elimination import Eliminator, find_fastest
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Layout, Mesh, convert_region_layout, list_meshes
 from pipeline.backends.planner.parallel_plan import (
     Axes,
     ParallelPlan,
@@ -28,7 +33,6 @@ from pipeline.backends.planner.parallel_plan import (
     make_plan,
     to_axes,
 )
-from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import GroupError, Rates
 from pipeline.core.errors import RecipeError
 from pipeline.models.layers.path_patterns import covers

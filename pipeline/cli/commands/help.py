@@ -13,7 +13,7 @@ from pipeline.cli.commands.command import PROGRAM, Argument
 from pipeline.config.files import SECTIONS as SECTION_PATHS
 from pipeline.config.files import find_groups, find_recipes, read_description
 from pipeline.core.errors import UsageError, printable
-from pipeline.core.files.other_tasks import explain_other_task
+from pipeline.core.files.name_text import explain_other_task
 
 USAGE = """\
 usage: python -m pipeline [COMMAND] [+recipe=NAME] [KEY=VALUE ...]

@@ -33,8 +33,11 @@ from pipeline.models.torch_graph.computation.graph_file import (
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
-from pipeline.models.torch_graph.conversion.layer_list import list_layers, set_class_features
-from pipeline.models.torch_graph.conversion.output_choice import choose_tensor
+from pipeline.models.torch_graph.conversion.layer_list import (
+    choose_tensor,
+    list_layers,
+    set_class_features,
+)
 from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import find_sample_shape, import_onnx
 from pipeline.models.torch_graph.onnx.onnx_file import SUFFIX as ONNX

@@ -17,9 +17,13 @@ from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.engine.monitors.log_lines import METRICS
-from pipeline.inspect.bisect.find_smallest import find_smallest
-from pipeline.inspect.bisect.mixtures import FirstSteps, list_changes
-from pipeline.inspect.bisect.paired_metric import PairedMetric, without_seed
+from pipeline.inspect.bisect import (
+    FirstSteps,
+    PairedMetric,
+    find_smallest,
+    list_changes,
+    without_seed,
+)
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, open_run_recipe
 from pipeline.inspect.replay import (
     describe_changed_data,

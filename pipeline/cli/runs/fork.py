@@ -20,15 +20,16 @@ from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.replay import Replay, find_last_step, open_replay
 from pipeline.stages.build import Built, build, fingerprint_rate_files
 from pipeline.stages.data import load_data
-from pipeline.stages.fork.equal_steps import RateTable, list_earlier_changes
-from pipeline.stages.fork.fork_folder import (
+from pipeline.stages.fork import (
     Fork,
+    RateTable,
     is_evaluation_due,
+    list_earlier_changes,
     read_host,
     stop_early,
     write_fork,

@@ -15,17 +15,19 @@ from pipeline.core.files.atomic_write import format_json
 from pipeline.core.files.csv_file import format_csv
 from pipeline.core.files.trusted_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.inspect.dumps.opened_recipe import find_newest_step, open_run_recipe
-from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
-from pipeline.inspect.fuzz.fuzz_search import (
+from pipeline.inspect.fuzz import (
     ChangeLimits,
+    FaultRow,
     FoolingMutant,
     FuzzResult,
     FuzzSearch,
     Predict,
+    count_right,
     find_image_column,
     make_predict,
+    measure_faults,
     require_fuzzable,
 )
 from pipeline.inspect.replay import replay_state

@@ -25,7 +25,7 @@ from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.reporter import WARNING
-from pipeline.data.targets import Targets, Task
+from pipeline.data.columns import Targets, Task
 from pipeline.data.text.text_columns import read_text_columns
 from pipeline.data.text.text_format import PAIR, TextFormat, read_text_lines
 from pipeline.stages.export.export import is_export, read_export

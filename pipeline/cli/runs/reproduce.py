@@ -23,7 +23,7 @@ from pipeline.config.overrides import get_key, quote_value
 from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.package_paths import PACKAGE
+from pipeline.core.files.paths import PACKAGE
 from pipeline.core.files.tree_diff import Difference
 from pipeline.core.host.signals import find_stops
 from pipeline.engine.monitors.log_lines import METRICS, last_step

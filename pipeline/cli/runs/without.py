@@ -14,9 +14,9 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.files.value_text import align_columns, count_noun, join_first
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.inspect.replay import Replay, find_last_step, mark, open_replay
-from pipeline.inspect.without.counterfactual import (
+from pipeline.inspect.without import (
     Counterfactual,
     compute_counterfactual,
     describe_rows,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import lock_folder, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.folder_lock import lock_folder
 
 BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.folder_lock import lock_folder
+from pipeline.core.files.atomic_write import lock_folder
 from pipeline.data.copies.checksums import RemoteFile, compute_checksum
 from pipeline.data.file_errors import name_file
 

@@ -19,10 +19,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.core.errors import DataError, RunError, printable
-from pipeline.core.files.address import Address
 from pipeline.core.files.atomic_write import commit, write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.braces import expand_braces
+from pipeline.core.files.paths import Address
 from pipeline.core.files.storage import Storage, StoredFile, open_storage, retry
 from pipeline.core.files.value_text import format_bytes, show
 from pipeline.data.copies.checksums import SUMS, compute_checksum, format_checksums

@@ -9,10 +9,9 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from pipeline.core.registry import Seq, component
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import ImageOp, Probability, require_image
-from pipeline.data.targets import Targets
 
 
 @component("op")

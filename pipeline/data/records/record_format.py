@@ -31,10 +31,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.error_text import validate_file
 from pipeline.core.registry import Seq, Spec
-from pipeline.data.columns import Column, resolve_indices
+from pipeline.data.columns import Column, Targets, Task, resolve_indices
 from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import Ragged
-from pipeline.data.targets import Targets, Task
 
 DESCRIPTION = "records.json"
 FORMAT = "pipeline.records"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.core.files.name_text import show_name
-from pipeline.data.tables.dates import find_date_formats, parse_days
+from pipeline.data.tables.quantities import find_date_formats, parse_days
 from pipeline.data.tables.raw_table import RawTable, Texts, is_number
 
 TOLERANCE = 1e-6

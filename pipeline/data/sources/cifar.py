@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.trusted_files import make_private
 from pipeline.core.registry import component
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import RawData, Split, Targets
 from pipeline.data.copies.checksums import (
     SUMS,
     RemoteFile,
@@ -32,7 +32,6 @@ from pipeline.data.copies.download import fetch_all, lock_data_folder, require_p
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.image_facts import ImageFacts, make_blank_data
-from pipeline.data.targets import Targets
 
 _SIDE = 32
 _CHANNELS = 3

@@ -11,10 +11,9 @@ import numpy as np
 from pydantic import field_validator
 
 from pipeline.core.registry import component
-from pipeline.data.columns import Column, RawData, Split
+from pipeline.data.columns import Column, RawData, Split, Targets
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.image_facts import ImageFacts
-from pipeline.data.targets import Targets
 
 _ARRAYS = Path(__file__).with_name("digits.npz")
 

@@ -19,7 +19,14 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.braces import expand_braces
 from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, component
-from pipeline.data.columns import BOXES, RawData, Split
+from pipeline.data.columns import (
+    BOXES,
+    RawData,
+    Split,
+    Targets,
+    make_number_targets,
+    require_trained_range,
+)
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
@@ -42,7 +49,6 @@ from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tfrecord_file import index_tfrecord
 from pipeline.data.sources.class_folders import EVAL_FOLDERS, require_within
 from pipeline.data.sources.image_folder import ImageSize
-from pipeline.data.targets import Targets, make_number_targets, require_trained_range
 
 MAX_CLASSES = 1 << 20
 Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]

@@ -13,12 +13,11 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.registry import component
-from pipeline.data.columns import RawData, Split
+from pipeline.data.columns import RawData, Split, Targets
 from pipeline.data.copies.checksums import RemoteFile
 from pipeline.data.copies.download import fetch_all, require_published
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.image_facts import ImageFacts, make_blank_data
-from pipeline.data.targets import Targets
 
 _UINT8 = 0x08
 """IDX's code of the type uint8."""

@@ -14,7 +14,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pipeline.core.errors import DataError
 from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, component
-from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
+from pipeline.data.columns import (
+    DECODING_THREADS,
+    Column,
+    RawData,
+    Split,
+    Targets,
+    require_trained_range,
+)
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
@@ -35,7 +42,6 @@ from pipeline.data.sources.image_columns import (
     require_readable,
 )
 from pipeline.data.sources.image_folder import ImageSize
-from pipeline.data.targets import Targets, require_trained_range
 
 MASKS = replace(IMAGES, suffixes=(".png", ".bmp", ".tif", ".tiff"))
 """Files in lossless formats, which keep the classes."""

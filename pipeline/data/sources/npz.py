@@ -13,11 +13,18 @@ from pydantic import Field, PositiveInt, model_validator
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import Seq, component
-from pipeline.data.columns import Column, RawData, Split
+from pipeline.data.columns import (
+    Column,
+    RawData,
+    Split,
+    Targets,
+    Task,
+    make_number_targets,
+    require_trained_range,
+)
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.padding.buckets import SIZE, RaggedArray, RaggedColumn, make_ragged_array
-from pipeline.data.targets import Targets, Task, make_number_targets, require_trained_range
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")

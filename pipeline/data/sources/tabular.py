@@ -22,12 +22,11 @@ from pydantic import (
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import FilePath, Location, Seq, component
-from pipeline.data.columns import RawData, SampleUnit, Split
+from pipeline.data.columns import RawData, SampleUnit, Split, Targets, Task, make_number_targets
 from pipeline.data.dataset_spec import DatasetSpec, LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, Kind, TableFormat
-from pipeline.data.tables.dates import format_example_date
 from pipeline.data.tables.fit_table import (
     FitOptions,
     describe_columns,
@@ -36,7 +35,7 @@ from pipeline.data.tables.fit_table import (
     read_encoded_rows,
     read_table,
 )
-from pipeline.data.tables.quantities import require_units
+from pipeline.data.tables.quantities import format_example_date, require_units
 from pipeline.data.tables.raw_table import RawTable, describe_missing_column
 from pipeline.data.tables.table_targets import (
     describe_rare_class,
@@ -44,7 +43,6 @@ from pipeline.data.tables.table_targets import (
     list_target_classes,
     read_labels,
 )
-from pipeline.data.targets import Targets, Task, make_number_targets
 
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]

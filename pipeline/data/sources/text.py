@@ -13,12 +13,11 @@ from pydantic import PositiveInt, field_validator, model_validator
 from pipeline.core.errors import DataError
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Location, component
-from pipeline.data.columns import RawData, SampleUnit, Split
+from pipeline.data.columns import RawData, SampleUnit, Split, Targets
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.table import Encoding
-from pipeline.data.targets import Targets
 from pipeline.data.text.text_format import (
     TextFormat,
     decode_text,

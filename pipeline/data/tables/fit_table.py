@@ -13,17 +13,15 @@ from pipeline.core.files.value_text import join_first
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.json_lines import JSON_LINES
 from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
-from pipeline.data.tables.dates import (
+from pipeline.data.tables.json_table import read_json_lines
+from pipeline.data.tables.quantities import (
     compute_part_values,
+    describe_quantity,
     find_date_formats,
     format_example_date,
     list_date_parts,
-    parse_days,
-)
-from pipeline.data.tables.json_table import read_json_lines
-from pipeline.data.tables.quantities import (
-    describe_quantity,
     list_units,
+    parse_days,
     read_quantities,
     require_units,
 )

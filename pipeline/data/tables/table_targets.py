@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.core.files.name_text import show_name
+from pipeline.data.columns import Targets, Task
 from pipeline.data.tables.raw_table import RawColumn, RawTable, Texts, is_number
-from pipeline.data.targets import Targets, Task
 
 FEW_CLASSES = 20
 """The most different whole numbers that are inferred as classes."""

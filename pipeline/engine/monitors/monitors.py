@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.core.errors import RunError, printable, shorten
-from pipeline.core.files.folder_lock import Lock
+from pipeline.core.files.atomic_write import Lock
 from pipeline.core.files.value_text import format_duration, join_first
 from pipeline.core.reporter import Bar, Reporter
 from pipeline.data.columns import IMAGES, SampleUnit

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.core.errors import PipelineError
-from pipeline.core.files.folder_lock import Lock
+from pipeline.core.files.atomic_write import Lock
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.callback import Monitor, MonitorRelay

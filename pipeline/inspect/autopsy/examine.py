@@ -39,7 +39,7 @@ from pipeline.core.host.jax_private import disable_compile_cache
 from pipeline.core.host.tree_paths import flatten_by_path, list_leaf_paths
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import WrappedOp
-from pipeline.engine.step_autopsy import make_input
+from pipeline.engine.step_checks import make_input
 from pipeline.models.modules.name_stack import find_layer
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.features.accumulation import count_microbatches

@@ -25,7 +25,7 @@ from flax.traverse_util import unflatten_dict
 
 from pipeline.backends.base import Executable
 from pipeline.backends.graph.replay import find_largest_magnitude
-from pipeline.checkpoint.autopsy_archive import AUTOPSY, REPRODUCER
+from pipeline.checkpoint.checkpoint_folder import AUTOPSY, REPRODUCER
 from pipeline.checkpoint.restore import arrange_arrays
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
@@ -36,14 +36,13 @@ from pipeline.core.host.signals import Interrupted
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.columns import ColumnSpec, Split, Targets
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.data.ops.together import make_joint_ops
 from pipeline.data.padding.buckets import Padding, sort_buckets
 from pipeline.data.row_views import find_place
 from pipeline.data.tables.encode_table import EncodeTable
-from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
 from pipeline.engine.history import Examination
 from pipeline.inspect.autopsy.examine import Autopsy, NonFiniteSamples, compute_outcome, examine
@@ -57,11 +56,11 @@ from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.freezing import Freezing, select_phase
-from pipeline.training.initial_state import init_state, init_with_output
 from pipeline.training.parallel.microbatches import compute_microbatch_size
-from pipeline.training.parallel.placement import gather_arrays
+from pipeline.training.parallel.state_sharing import gather_arrays
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
+from pipeline.training.update import init_state, init_with_output
 
 MAX_PLACES = 8
 """Most samples whose files are named."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
+from pipeline.checkpoint.checkpoint_folder import set_aside_autopsy
 from pipeline.engine.history import Examination
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.run_feature import RunFeature

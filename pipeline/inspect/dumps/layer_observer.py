@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.lowerings.problem.conv_window import Layout, swap_layout
+from pipeline.models.lowerings.problem import Layout, swap_layout
 from pipeline.models.modules.apply_layers import LayerContext
 from pipeline.models.modules.layer_capture import tap
 

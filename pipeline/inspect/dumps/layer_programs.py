@@ -35,17 +35,17 @@ from pipeline.core.host.platforms import CPU, get_platform
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.inspect.dumps.layer_observer import LayerForm, LayerObserver
 from pipeline.inspect.dumps.portions import Portion
-from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.models.modules.apply_layers import intercept_layers, record_layers, to_nhwc
 from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.network import Network
 from pipeline.stages.build import Built
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.forward_pass import apply_network, compute_loss
-from pipeline.training.initial_state import init_with_output
 from pipeline.training.losses import BatchLoss
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
+from pipeline.training.update import init_with_output
 
 NumpyArrays = dict[str, np.ndarray]
 _Program = tuple[Callable[..., Any], Mapping[str, LayerForm]]

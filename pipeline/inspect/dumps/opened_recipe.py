@@ -21,7 +21,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from pipeline.inspect.dumps.layer_programs import LayerPrograms
 from pipeline.stages.build import Built, build
@@ -81,7 +81,7 @@ class OpenedRecipe:
         if self.recipe.checkpoint.restore is None:
             return state
         # Imported here, since few recipes start from weights and the import takes time.
-        from pipeline.stages.warm_start import restore_weights_of
+        from pipeline.stages.fine_tuning import restore_weights_of
 
         weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
         return weights.replace_weights(state, self.built.step_config)

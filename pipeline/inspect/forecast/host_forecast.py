@@ -26,8 +26,8 @@ from pipeline.backends.xla import Programs, XlaExecutable, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.files.value_text import count_noun, format_duration
+from pipeline.core.host.measured_time import measure_shortest_s
 from pipeline.core.host.platforms import get_platform
-from pipeline.core.host.shortest_time import measure_shortest_s
 from pipeline.engine.schedule import RunSchedule
 from pipeline.engine.step_checks import is_key
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, bytes_of, parts_of, values_of

@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.backends.loading.loader_stats import LoaderReport
 from pipeline.config.inspection_specs import ProfileSpec
-from pipeline.core.host.machine_load import describe_load
+from pipeline.core.host.measured_time import describe_load
 from pipeline.inspect.profiler.profiled_executable import (
     Compilation,
     ProfiledExecutable,

@@ -19,7 +19,7 @@ import jax
 
 from pipeline.backends.base import Executable, Mechanism, WrappedExecutable
 from pipeline.core.host.jax_private import COMPILE_LOGGER
-from pipeline.engine.monitors.log_levels import handle_messages
+from pipeline.engine.monitors.log_lines import handle_messages
 from pipeline.inspect.profiler.trace import TracedOp, Tracer, read_operations
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState

@@ -18,10 +18,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import list_event_periods, resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors
-from pipeline.core.host.machine_load import LoadWatch
+from pipeline.core.host.measured_time import LoadWatch
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.columns import count_split_bytes
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
 from pipeline.inspect.profiler.measured_profile import (

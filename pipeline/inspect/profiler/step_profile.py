@@ -19,8 +19,8 @@ import numpy as np
 from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.limits import read_limits
+from pipeline.core.host.measured_time import measure_shortest_s
 from pipeline.core.host.platforms import get_platform
-from pipeline.core.host.shortest_time import measure_shortest_s
 from pipeline.inspect.profiler.trace import Iteration, IterationTimes
 
 ITERATIONS_IN_JSON = 200

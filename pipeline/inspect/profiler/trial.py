@@ -16,7 +16,7 @@ from pipeline.config.compose import check_tree
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.profiler.step_profile import PredictedChange, StepVerdict
 from pipeline.inspect.profiler.verdict import RESIDENT, Evidence

@@ -37,7 +37,7 @@ from pipeline.stages.record.recorded_recipe import LENGTH, hash_recipe
 from pipeline.stages.record.run_directory import CHAIN
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.features.non_finite_steps import Rollback
-from pipeline.training.parallel.placement import gather_arrays
+from pipeline.training.parallel.state_sharing import gather_arrays
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 

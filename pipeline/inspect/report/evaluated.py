@@ -18,7 +18,7 @@ from scipy.special import softmax
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.batch import Batch
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.padding.buckets import SIZE, Padding
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import find_table_layout

@@ -18,7 +18,7 @@ from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.inspect.dumps.dump_files import ABOUT
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import DUMP, FUZZ, LEAKAGE, ROBUSTNESS, read_descendants
-from pipeline.study.runs.lineage import join_ops, name_data
+from pipeline.study.runs.page import join_ops, name_data
 from pipeline.study.runs.recorded_run import RecordedRun, read_run
 
 PROFILES = ("profile.json", "profile/profile.json")

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.pages.page import Block, RowTable, Sample, SampleGrid, Section
 from pipeline.data.columns import Split
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.padding.buckets import SIZE, PaddedColumn
 from pipeline.data.selections import hash_samples
 from pipeline.data.text.text_format import SPECIAL_TOKENS, TextFormat

@@ -29,7 +29,7 @@ from pipeline.core.pages.page import (
     Section,
     render_page,
 )
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops

@@ -24,9 +24,8 @@ from pipeline.core.errors import printable
 from pipeline.core.files.value_text import align_columns, join_first
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.batch import Batch
-from pipeline.data.columns import Split
+from pipeline.data.columns import Split, Targets
 from pipeline.data.row_views import find_place
-from pipeline.data.targets import Targets
 from pipeline.stages.sample_pictures import format_label
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.features.freezing import Freezing

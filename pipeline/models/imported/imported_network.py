@@ -32,7 +32,7 @@ from pipeline.core.host.jaxpr import (
     join_scope,
 )
 from pipeline.models.imported.calls import blame
-from pipeline.models.lowerings.problem.conv_window import make_window
+from pipeline.models.lowerings.problem import make_window
 from pipeline.models.modules.layer_capture import is_observing, observe_layer, with_observer
 
 PARAMS = "params"

@@ -25,9 +25,15 @@ from jax.extend import core
 from pipeline.core.host.jaxpr import bind_equation, iterate_equations
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.lowered_layers import conv2d, multiply_dense, pool_max
-from pipeline.models.lowerings.problem.conv_window import Layout, swap_layout
-from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, LoweringPolicy, Role
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import (
+    DEFAULT,
+    Layout,
+    Lowering,
+    LoweringPolicy,
+    Problem,
+    Role,
+    swap_layout,
+)
 
 CONVOLUTION = "conv_general_dilated"
 PRODUCT = "dot_general"

@@ -45,8 +45,7 @@ from pipeline.models.imported.replaced_equations import (
     explain_no_lowering,
     find_gradients,
 )
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import LoweringPolicy
+from pipeline.models.lowerings.problem import Layout, LoweringPolicy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

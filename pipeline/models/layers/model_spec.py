@@ -18,8 +18,8 @@ from pipeline.core.registry import ComponentOf, Expected, Seq, Spec
 if TYPE_CHECKING:
     from flax import linen as nn
 
+    from pipeline.data.columns import Targets
     from pipeline.data.tables.encode_table import TableLayout
-    from pipeline.data.targets import Targets
 
 CLASSES = "$classes"
 

@@ -18,18 +18,19 @@ from pipeline.models.lowerings.formulas import (
 )
 from pipeline.models.lowerings.formulas.matmuls import PRODUCTS
 from pipeline.models.lowerings.formulas.pools import POOLINGS
-from pipeline.models.lowerings.problem.lowering import (
+from pipeline.models.lowerings.problem import (
     CODE_NAMES,
     DEFAULT,
     ROLES,
     WIDENED,
+    ConvolutionProblem,
     Engine,
     Formula,
     Lowering,
     LoweringPolicy,
+    Problem,
     Role,
 )
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
 
 MAX_PATCH_CHANNELS = 32
 """Most channels for which im2col is tried: its patches have a copy of each for every kernel

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
+from pipeline.models.lowerings.problem import ConvWindow, Pair, make_window
 
 
 def conv2d_chwn(

@@ -18,9 +18,15 @@ from pipeline.models.lowerings.candidates import plan_layer
 from pipeline.models.lowerings.formulas import conv2d_weight_grad
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap, slide
 from pipeline.models.lowerings.lowered_layers import XLA_CONVOLUTION, Plan, convolve
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy, Role
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem import (
+    DEFAULTS,
+    ConvolutionProblem,
+    ConvWindow,
+    LoweringPolicy,
+    Pair,
+    Role,
+    make_window,
+)
 
 Padding = Literal["SAME", "VALID"]
 _Operands = tuple[Array, Array]

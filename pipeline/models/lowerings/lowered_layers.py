@@ -28,13 +28,17 @@ from pipeline.models.lowerings.formulas import (
     conv2d_weight_grad,
     pools,
 )
-from pipeline.models.lowerings.problem.conv_window import Pair, make_window
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
-from pipeline.models.lowerings.problem.problems import (
+from pipeline.models.lowerings.problem import (
+    DEFAULTS,
     ConvolutionProblem,
     DenseProblem,
+    Lowering,
+    LoweringPolicy,
+    Pair,
     PoolingProblem,
+    Role,
     make_convolution_problem,
+    make_window,
 )
 
 XLA_CONVOLUTION = Lowering("convolution")

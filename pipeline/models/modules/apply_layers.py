@@ -26,8 +26,7 @@ from pipeline.models.layers.model_spec import InitSpec, LayerSpec, Padding
 from pipeline.models.layers.path_patterns import SAMPLE_LOSSES, is_frozen
 from pipeline.models.layers.precision import Products, TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
-from pipeline.models.lowerings.problem.conv_window import Layout, Pair
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
+from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy, Pair
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])
 """A class of flax modules or a function."""
@@ -157,9 +156,11 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Conv3d",
         "standard.ConvTranspose",
     ),
-    "pipeline.models.modules.experts": ("token_mixers.MixtureOfExperts",),
-    "pipeline.models.modules.state_space": ("token_mixers.StateSpace",),
-    "pipeline.models.modules.token_convolution": ("tokens.Conv1d",),
+    "pipeline.models.modules.token_mixers": (
+        "token_mixers.MixtureOfExperts",
+        "token_mixers.StateSpace",
+        "tokens.Conv1d",
+    ),
     "pipeline.models.modules.recurrent": ("tokens.Lstm", "tokens.Gru"),
     "pipeline.models.modules.standard": (
         "standard.Dense",

@@ -12,7 +12,6 @@ from jax import Array
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
@@ -20,6 +19,7 @@ from pipeline.models.modules.apply_layers import (
     require_groups,
     require_images,
 )
+from pipeline.models.modules.standard import activate
 
 
 class Scope(nn.Module):

@@ -18,8 +18,7 @@ from pipeline.models.layers.model_spec import pair, triple
 from pipeline.models.layers.precision import Products
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.lowered_layers import conv2d, multiply_dense
-from pipeline.models.lowerings.problem.conv_window import Pair, compute_reach
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
+from pipeline.models.lowerings.problem import DEFAULTS, LoweringPolicy, Pair, compute_reach
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     WindowPadding,

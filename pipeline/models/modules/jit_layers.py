@@ -1,4 +1,6 @@
-"""Compilation of some layers of a network that otherwise runs operation by operation."""
+"""Observation of the calls of flax modules, and the compilation of some layers of a network that
+otherwise runs operation by operation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,28 @@ from flax import linen as nn
 from jax.tree_util import PyTreeDef
 
 from pipeline.models.layers.path_patterns import LayerPath, covers
-from pipeline.models.modules.observe_modules import observe_modules
+
+
+def observe_modules(
+    on_call: Callable[[nn.Module, tuple[Any, ...]], None] = lambda module, args: None,
+    on_result: Callable[[nn.Module, Any], None] = lambda module, result: None,
+) -> AbstractContextManager[None]:
+    """Observe the calls of all modules in the body, outer and inner ones.
+
+    `on_call` gets a module and its positional arguments, `on_result` a module and its result.
+    """
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        is_forward = context.method_name == "__call__"
+        if is_forward:
+            on_call(context.module, args)
+        result = call(*args, **kwargs)
+        if is_forward:
+            on_result(context.module, result)
+        return result
+
+    return nn.intercept_methods(intercept)
+
 
 Interceptor = Callable[..., Any]
 """(call, args, kwargs, context) -> the result of a module's method, as flax intercepts it."""

@@ -28,7 +28,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.array_values import find_shapes
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import pair
-from pipeline.models.lowerings.problem.conv_window import (
+from pipeline.models.lowerings.problem import (
     ConvWindow,
     Layout,
     compute_reach,

@@ -14,8 +14,7 @@ from pipeline.data.inputs import MASK, name_mask
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, walk_layers
 from pipeline.models.layers.precision import Products, TypeRule
 from pipeline.models.layers.standard import Branches
-from pipeline.models.lowerings.problem.conv_window import Layout, swap_layout
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
+from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy, swap_layout
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,

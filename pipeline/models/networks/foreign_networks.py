@@ -86,12 +86,12 @@ class TorchModule(ModelSpec):
 
         Raises ValueError without a module or a graph.
         """
-        from pipeline.models.torch_graph.computation.sources import (
+        from pipeline.models.torch_graph.computation.torch_network import (
             GraphFile,
             GraphSource,
             ImportedModule,
+            TorchNetwork,
         )
-        from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
 
         imported = getattr(self, "import")
         source: GraphSource
@@ -165,8 +165,7 @@ class OnnxNetwork(ModelSpec):
 
         Raises ValueError without a file.
         """
-        from pipeline.models.torch_graph.computation.sources import OnnxFile
-        from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
+        from pipeline.models.torch_graph.computation.torch_network import OnnxFile, TorchNetwork
 
         if self.file is None:
             raise ValueError("file = null: must name the file, as model.file=net.onnx")

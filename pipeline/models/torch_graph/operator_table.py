@@ -27,8 +27,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.layers.precision import TypeRule
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import LoweringPolicy
+from pipeline.models.lowerings.problem import Layout, LoweringPolicy
 from pipeline.models.torch_graph.graph import TypeOf
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -13,6 +13,7 @@ from pipeline.core.errors import DataError, first_line, get_system_reason
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.npy import read_npy
 from pipeline.data.audio import SUFFIXES as SOUND_SUFFIXES
+from pipeline.data.columns import Targets
 from pipeline.data.image_file import (
     FORMATS,
     SUFFIXES,
@@ -23,7 +24,6 @@ from pipeline.data.image_file import (
     read_upright_size,
 )
 from pipeline.data.tables.fit_table import read_encoded_rows
-from pipeline.data.targets import Targets
 from pipeline.models.weights.files.weight_files import read_npz
 from pipeline.stages.record.trained_run import Samples
 from pipeline.training.contrastive import compute_cosines

@@ -14,11 +14,11 @@ import numpy as np
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.data.columns import Targets
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
-from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
@@ -34,7 +34,7 @@ from pipeline.models.modules.network import Network
 from pipeline.stages.data import choose_inputs
 from pipeline.stages.key_errors import prefixing_problems
 from pipeline.stages.sample_sizes import add_padding_mask, fit_specs_to_bucket
-from pipeline.training.initial_state import shape_inputs
+from pipeline.training.update import shape_inputs
 
 COLLECTIONS = ("params", "batch_stats")
 _NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")

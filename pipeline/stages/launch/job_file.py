@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
 
 MAX_NAME_LENGTH = 40

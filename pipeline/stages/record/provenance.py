@@ -26,7 +26,7 @@ from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import DataError, get_system_reason, hide_secrets
 from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.package_paths import PACKAGE
+from pipeline.core.files.paths import PACKAGE
 from pipeline.core.plugins.loading import list_loaded_plugins
 from pipeline.data.columns import BlankColumn, Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn

@@ -36,13 +36,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pipeline.checkpoint.autopsy_archive import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
+from pipeline.checkpoint.checkpoint_folder import AUTOPSY, EARLIER_AUTOPSY, MIRROR_DRAFT, REPRODUCER
 from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
-from pipeline.checkpoint.checkpoint_folder import MIRROR_DRAFT
 from pipeline.core.errors import DataError, RunError, printable
-from pipeline.core.files.atomic_write import format_json
+from pipeline.core.files.atomic_write import LOCK, Lock, format_json, try_lock_folder
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.folder_lock import LOCK, Lock, try_lock_folder
 from pipeline.core.files.trusted_files import open_unshared, require_real, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.file_names import TOKENIZER

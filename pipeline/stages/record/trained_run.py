@@ -30,11 +30,10 @@ from pipeline.core.files.tree_diff import Difference
 from pipeline.core.host.cuda import find_plugin
 from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_flags
 from pipeline.data.audio import AudioFormat, parse_audio_format
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Distribution, Targets, Task
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat, describe_series
 from pipeline.data.table import FittedTable
-from pipeline.data.targets import Distribution, Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays

@@ -19,11 +19,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
-from pipeline.data.dataset import Dataset
-from pipeline.data.inputs import NetworkInputs
+from pipeline.data.columns import Targets
+from pipeline.data.inputs import Dataset, NetworkInputs
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import TableLayout, find_table_layout
-from pipeline.data.targets import Targets
 from pipeline.models.modules.adapted_network import ADAPTER_NAMES
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
@@ -35,8 +34,8 @@ from pipeline.stages.record.trained_run import TrainedRun, read_trained_run
 from pipeline.stages.runner.context import BuiltRun, CompiledRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.features.components.lora import DIGEST_WORDS, Lora, LoraSpec
-from pipeline.training.initial_state import make_key, reinitialize
 from pipeline.training.state import TrainState
+from pipeline.training.update import make_key, reinitialize
 
 KEY = "train.features: base of lora"
 

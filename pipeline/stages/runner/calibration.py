@@ -45,7 +45,7 @@ class TemperatureScaling(RunFeature):
 
     def conclude(self, run: CompiledRun, state: TrainState) -> None:
         """Fit the temperature if the run predicts one class of a sample."""
-        from pipeline.training.parallel.placement import gather_arrays
+        from pipeline.training.parallel.state_sharing import gather_arrays
 
         dataset = run.dataset
         state = gather_arrays(state)

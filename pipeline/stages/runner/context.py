@@ -12,10 +12,10 @@ from rich.console import Console
 
 from pipeline.backends.base import Backend, Executable
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.folder_lock import Lock
+from pipeline.core.files.atomic_write import Lock
 from pipeline.core.host.signals import Signals
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.engine.callbacks.callback import Callback, Pruner
 from pipeline.engine.hooks import Deadline, MovableEnd
 from pipeline.stages.build import Built

@@ -25,8 +25,8 @@ from pipeline.engine.monitors.monitors import describe_never_predicted, format_c
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.parallel.ranks import Agree, decide_alone
+from pipeline.training.parallel.state_sharing import gather_arrays
 from pipeline.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Evaluations:
     def trace_graph(self, key: str) -> list[BoardNode] | None:
         """Return the graph of the network; None, with a warning about `key`, if that fails."""
         # Imported here, since few runs need it.
-        from pipeline.stages.network_graph import trace_network_graph
+        from pipeline.stages.layer_table import trace_network_graph
 
         try:
             return trace_network_graph(self.run.built.step_config, self.run.built.state)

@@ -14,7 +14,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.runner.context import CompiledRun, RunContext
@@ -22,7 +22,7 @@ from pipeline.training.parallel.state_sharing import StateSharing, make_state_sh
 from pipeline.training.state import TrainState, count_bytes
 
 if TYPE_CHECKING:
-    from pipeline.stages.warm_start import Restored
+    from pipeline.stages.fine_tuning import Restored
 
 
 def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restored | None:
@@ -34,7 +34,7 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
     if recipe.checkpoint.restore is None:
         return None
     # Imported here, since few runs need it.
-    from pipeline.stages.warm_start import restore_weights_of
+    from pipeline.stages.fine_tuning import restore_weights_of
 
     restored = restore_weights_of(recipe, dataset, built.state, context.reporter.warn)
     _warn_of_other_inputs(recipe.checkpoint.restore, dataset, context.reporter.warn)

@@ -18,13 +18,13 @@ from pipeline.core.errors import get_exit_status
 from pipeline.core.host.array_values import convert_value_reads
 from pipeline.core.host.signals import Interrupted, conclude, end_with, handle_signals
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.engine.history import NonFiniteStepError
-from pipeline.engine.monitors.log_levels import log_by_level
+from pipeline.engine.monitors.log_lines import log_by_level
 from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance, describe_process
-from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
+from pipeline.stages.record.recorded_recipe import describe_comparison, find_reference
 from pipeline.stages.record.run_directory import HeldWrites, RunFolder
 from pipeline.stages.record.summary import Summary, describe_start_up, list_versions
 from pipeline.stages.runner.context import RunContext, RunOptions

@@ -29,7 +29,7 @@ from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.features.non_finite_steps import Rollback
-from pipeline.training.parallel.placement import gather_arrays
+from pipeline.training.parallel.state_sharing import gather_arrays
 from pipeline.training.state import TrainState, count_bytes
 from pipeline.training.step_feature import StepFeature
 from pipeline.training.telemetry import Telemetry

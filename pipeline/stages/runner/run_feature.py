@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.checkpoint.checkpointer import Copies
     from pipeline.checkpoint.host_state import HostState
     from pipeline.config.recipe import Recipe
-    from pipeline.data.dataset import Dataset
+    from pipeline.data.inputs import Dataset
     from pipeline.engine.callbacks.callback import Monitor
     from pipeline.engine.history import Examination, History
     from pipeline.stages.autosink.sink_plan import SinkPlan

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.checkpoint.checkpointer import Copies
     from pipeline.checkpoint.host_state import HostState
     from pipeline.config.recipe import Recipe
-    from pipeline.data.dataset import Dataset
+    from pipeline.data.inputs import Dataset
     from pipeline.engine.callbacks.callback import Monitor
     from pipeline.engine.history import Examination, History
     from pipeline.stages.autosink.sink_plan import SinkPlan
@@ -56,7 +56,7 @@ RUN_FEATURES = (
     Listed(
         "launch.processes",
         lambda recipe: recipe.launch.name == "local",
-        "pipeline.stages.launch.local_run:LocalRun",
+        "pipeline.stages.launch.local:LocalRun",
     ),
     Listed(
         "privacy",
@@ -106,7 +106,7 @@ RUN_FEATURES = (
     Listed(
         "checkpoint.prefix",
         lambda recipe: (recipe.checkpoint.prefix or recipe.checkpoint.directory) is not None,
-        "pipeline.stages.runner.checkpoint_copies:CheckpointCopies",
+        "pipeline.stages.runner.run_mirror:CheckpointCopies",
     ),
     Listed(
         "checkpoint.mirror",

@@ -1,4 +1,6 @@
-"""Mirror of a run: copies of its checkpoints at an address, from which it can be restored."""
+"""Copies of a run's checkpoints: at an address, from which the run can be restored, and in
+MindSpore's format.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.storage import open_storage
 from pipeline.core.reporter import Reporter
 from pipeline.data.text.file_names import TOKENIZER
+from pipeline.engine.monitors.tensorboard import encode_graph
+from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
 from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import LOG, LOWERINGS, PLAN, RECIPE
@@ -161,3 +165,30 @@ class RunMirror(RunFeature):
         """Copy every checkpoint to the address."""
         with open_mirror(evaluations.run.context) as mirror:
             yield (mirror,)
+
+
+class CheckpointCopies(RunFeature):
+    """Copies in MindSpore's format of the checkpoints of a run with `checkpoint.prefix` or
+    `checkpoint.directory`."""
+
+    @contextmanager
+    def copy_checkpoints(self, evaluations: Evaluations) -> Iterator[Sequence[Copies]]:
+        """Open the copies, and write the graph of the network beside them."""
+        run = evaluations.run
+        context = run.context
+        schedule = run.built.run_schedule
+        spec = context.recipe.checkpoint
+        copies = MindSporeCopies(
+            context.run_dir,
+            spec.directory,
+            spec.prefix or context.recipe.model.name,
+            schedule.sink_steps or schedule.steps_per_epoch,
+            optimizer=spec.optimizer,
+        )
+        nodes = evaluations.trace_graph("checkpoint.prefix")
+        if nodes is not None:
+            # Encoded on the thread that writes for TensorBoard: two threads can't import its
+            # package.
+            monitor = evaluations.observers.monitor
+            copies.write_graph(monitor.submit_and_wait(partial(encode_graph, nodes)))
+        yield (copies,)

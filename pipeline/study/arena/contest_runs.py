@@ -19,9 +19,8 @@ from pipeline.core.errors import (
     printable,
     report_errors,
 )
-from pipeline.core.files.atomic_write import format_json, write_json
+from pipeline.core.files.atomic_write import LOCK, format_json, lock_file, write_json
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.folder_lock import LOCK, lock_file
 from pipeline.core.files.trusted_files import require_real_folder
 from pipeline.engine.monitors.log_lines import (
     EVALS,

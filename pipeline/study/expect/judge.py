@@ -26,10 +26,10 @@ from pipeline.study.expect.expectations import (
     FigureValue,
     RecipeTest,
 )
-from pipeline.study.expect.learning import judge_learning
-from pipeline.study.expect.outcomes import ExpectationOutcome, Verdict
-from pipeline.study.expect.recorded_figures import (
+from pipeline.study.expect.outcomes import (
     BitsOrigin,
+    ExpectationOutcome,
+    Verdict,
     read_origin,
     read_records,
     write_record,
@@ -37,6 +37,7 @@ from pipeline.study.expect.recorded_figures import (
 from pipeline.study.expect.sides import (
     CodeSide,
     SideError,
+    judge_learning,
     make_here,
     make_keys,
     read_figure,

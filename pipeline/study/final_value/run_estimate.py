@@ -24,17 +24,15 @@ from pipeline.engine.schedule import Event
 from pipeline.stages.record.member_runs import find_jobs
 from pipeline.stages.record.run_directory import ESTIMATE, OUTPUTS
 from pipeline.stages.runner.run_feature import RunFeature
-from pipeline.study.final_value.extrapolation import (
-    MIN_POINTS,
-    FinalError,
-    extrapolate,
-    find_highest_chance,
-)
 from pipeline.study.final_value.learning_curves import (
     MAX_OWN_CURVES,
+    MIN_POINTS,
+    FinalError,
     LearningCurve,
     Scale,
     choose_scale,
+    extrapolate,
+    find_highest_chance,
     list_recipe_runs,
     read_own_curves,
     read_shipped_curves,

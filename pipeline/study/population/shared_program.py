@@ -26,7 +26,7 @@ from pipeline.core.files.bounded_read import read_text
 from pipeline.core.host.memory import read_available_bytes
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_to_executable, make_compile_inputs, recompute_blocks
 from pipeline.stages.lower import lower

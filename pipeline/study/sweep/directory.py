@@ -27,10 +27,9 @@ from pipeline.core.errors import (
     get_exit_status,
     hide_secrets_in_tree,
 )
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import LOCK, lock_file, write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.error_text import Model, describe_problems, validate_file
-from pipeline.core.files.folder_lock import LOCK, lock_file
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, parse_yaml, read_yaml
 from pipeline.core.files.yaml_text import format_yaml
 from pipeline.stages.record.run_directory import (

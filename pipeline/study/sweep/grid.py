@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.config.hydra_versions import BasicSweeper
+from pipeline.config.hydra_options import BasicSweeper
 from pipeline.config.overrides import list_swept_keys
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import group_recipes, require_population

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.hydra_versions import BasicSweeper
+from pipeline.config.hydra_options import BasicSweeper
 from pipeline.config.overrides import get_key, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError

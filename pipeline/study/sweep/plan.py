@@ -24,7 +24,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline.config.compose import check
-from pipeline.config.hydra_versions import (
+from pipeline.config.hydra_options import (
     BasicLauncher,
     BasicSweeper,
     apply_overrides,
@@ -33,7 +33,7 @@ from pipeline.config.hydra_versions import (
 from pipeline.config.overrides import quote_value, sets_key
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError, RunError, printable, printable_lines
-from pipeline.core.files.folder_lock import LOCK
+from pipeline.core.files.atomic_write import LOCK
 from pipeline.core.files.trusted_files import require_real, require_real_folder, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.stages.record.member_runs import find_jobs

@@ -23,19 +23,25 @@ from pipeline.checkpoint.checkpoint_folder import (
     make_checkpoint_path,
     remove_checkpoint,
 )
-from pipeline.config.hydra_versions import BasicSweeper
+from pipeline.config.hydra_options import BasicSweeper
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import count_total_steps, list_event_periods, schedule_run
 from pipeline.core.errors import PipelineError, RecipeError
-from pipeline.core.files.folder_lock import lock_file
+from pipeline.core.files.atomic_write import lock_file
 from pipeline.core.files.tree_diff import iterate_leaves
 from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.build import make_learning_rates
 from pipeline.stages.data import declare_data, load_data
-from pipeline.stages.fork.equal_steps import RATE_PATHS, RateTable, count_equal_steps
-from pipeline.stages.fork.fork_folder import Fork, copy_fork, is_evaluation_due
+from pipeline.stages.fork import (
+    RATE_PATHS,
+    Fork,
+    RateTable,
+    copy_fork,
+    count_equal_steps,
+    is_evaluation_due,
+)
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import APPENDED, CLAIM, RECIPE, read_status
 from pipeline.stages.run import run

@@ -29,7 +29,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from pipeline.core.errors import RecipeError, RunError, first_line, printable_lines
-from pipeline.core.files.folder_lock import Lock
+from pipeline.core.files.atomic_write import Lock
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.callback import Evaluation, Pruner, SinkReport

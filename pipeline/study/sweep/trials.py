@@ -19,7 +19,7 @@ from optuna.distributions import BaseDistribution
 from optuna.storages import fail_stale_trials
 from optuna.trial import Trial, TrialState
 
-from pipeline.config.hydra_versions import BasicSweeper
+from pipeline.config.hydra_options import BasicSweeper
 from pipeline.config.overrides import get_key
 from pipeline.core.errors import RunError, printable
 from pipeline.study.population.groups import require_members

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.utils import JobReturn
 from rich.console import Console
 
-from pipeline.config.hydra_versions import BasicSweeper
+from pipeline.config.hydra_options import BasicSweeper
 from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
 from pipeline.core.host.signals import Signals, handle_signals

@@ -1,14 +1,16 @@
-"""Optimizers that scale each value of a gradient by its earlier values. Weight decay is decoupled
-if the paper decouples it. Else it is an L2 penalty, added to the gradient. The formulas are the
-directions d of p <- p - lr * d."""
+"""Optimizers that scale each value of a gradient by its earlier values, and schedule-free SGD and
+AdamW (Defazio et al. 2024, arXiv 2405.15682).
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipeline.core.registry import component
+from pipeline.training.component_specs import IterateAverage
 from pipeline.training.optimizers.first_order import AdamBase, DecayedOptimizer, MovingAverageRate
 
 if TYPE_CHECKING:
@@ -192,3 +194,59 @@ class Adafactor(DecayedOptimizer):
             optax.identity() if clip is None else optax.clip_by_block_rms(clip),
             optax.identity() if scale is None else optax.scale_by_param_block_rms(scale),
         )
+
+
+class ScheduleFreeOptimizer(DecayedOptimizer):
+    """Base of the schedule-free optimizers. Weight decay is of y, as in the authors' code."""
+
+    decoupled: ClassVar[bool] = True
+    averages_iterates: ClassVar[bool] = True
+    rate_power: NonNegativeFloat
+    step_power: NonNegativeFloat
+
+    @property
+    @abstractmethod
+    def average_share(self) -> float:
+        """The share of x in y."""
+
+    def iterate_average(self) -> IterateAverage:
+        return IterateAverage(
+            b1=self.average_share, rate_power=self.rate_power, step_power=self.step_power
+        )
+
+
+@component("optimizer")
+class ScheduleFreeSgd(ScheduleFreeOptimizer):
+    """Schedule-free gradient descent: d = g + weight_decay * y. Its learning rate is 10 to 50 times
+    SGD's with a schedule."""
+
+    name: Literal["schedule_free_sgd"] = "schedule_free_sgd"
+    momentum: MovingAverageRate
+
+    @property
+    def average_share(self) -> float:
+        return self.momentum
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        return ()
+
+
+@component("optimizer")
+class ScheduleFreeAdamW(ScheduleFreeOptimizer):
+    """Schedule-free AdamW: d = g / (sqrt(v_hat) + eps) + weight_decay * y, without an average of
+    the gradient. Its learning rate is 1 to 10 times AdamW's with a schedule."""
+
+    name: Literal["schedule_free_adamw"] = "schedule_free_adamw"
+    b1: MovingAverageRate
+    b2: MovingAverageRate
+    eps: PositiveFloat
+
+    @property
+    def average_share(self) -> float:
+        return self.b1
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        import optax
+
+        scale = optax.scale_by_rms(self.b2, self.eps, eps_in_sqrt=False, bias_correction=True)
+        return (scale,)

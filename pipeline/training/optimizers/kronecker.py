@@ -40,7 +40,7 @@ class Soap(DecayedOptimizer):
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         # Imported here, since recipes are checked without jax.
-        from pipeline.training.optimizers.soap_transform import scale_by_soap
+        from pipeline.training.optimizers.kronecker_transforms import scale_by_soap
 
         return (scale_by_soap(self),)
 
@@ -72,6 +72,6 @@ class Shampoo(DecayedOptimizer):
     """Most rows and columns of a block. Time grows with its cube, so larger is slower."""
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
-        from pipeline.training.optimizers.shampoo_transform import scale_by_shampoo
+        from pipeline.training.optimizers.kronecker_transforms import scale_by_shampoo
 
         return (scale_by_shampoo(self),)

@@ -16,8 +16,8 @@ from pipeline.core.host.cuda import explain_missing_gpu, find_plugin
 from pipeline.core.host.jax_private import PLUGIN_LOGGER, count_joined_processes, has_open_devices
 from pipeline.core.host.platforms import CPU, get_platform
 from pipeline.training.parallel.parallel_spec import DEFAULT_SHARDS, ParallelSpec, make_shards
-from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import Ranks
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 PLATFORMS_SETTING = "jax_platforms"
 ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec
 from pipeline.core.files.name_text import find_nearest, show_name
 from pipeline.core.host.tree_paths import format_path
 from pipeline.models.layers.path_patterns import LayerPath, covers, require_covered
-from pipeline.models.modules.observe_modules import observe_modules
+from pipeline.models.modules.jit_layers import observe_modules
 from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardingSpec
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 Shape = tuple[int, ...]
 

@@ -31,8 +31,7 @@ from jax.tree_util import register_dataclass
 from pipeline.core.errors import RecipeError
 from pipeline.data.random import Words, encrypt_threefry
 from pipeline.models.layers.tokens import Embedding
-from pipeline.models.lowerings.problem.conv_window import ConvWindow
-from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.lowerings.problem import DEFAULTS, ConvWindow
 from pipeline.models.modules.apply_layers import to_nhwc
 from pipeline.models.modules.layer_capture import LayerCapture, Observations, grad_observing_layers
 from pipeline.models.modules.name_stack import UPDATE

@@ -17,7 +17,7 @@ from jax import Array
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import RandomAffine, RandomRotation
 from pipeline.data.ops.resize import resize_images
-from pipeline.training.robustness.ball import draw_uniforms, to_normals
+from pipeline.training.robustness.attacks import draw_uniforms, to_normals
 
 FIRST_DRAW = 3
 """Number of the draws of the first corruption."""

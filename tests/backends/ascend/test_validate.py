@@ -13,8 +13,7 @@ import pytest
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.efficiency import load_calibration, load_populations
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.protocol import ClassedRow, load_classes
-from pipeline.backends.ascend.published.scores import PricedRow, score
+from pipeline.backends.ascend.published.scores import ClassedRow, PricedRow, load_classes, score
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
     DESCRIBED,

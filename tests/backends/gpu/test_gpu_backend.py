@@ -24,7 +24,7 @@ from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.training.parallel.devices import find_device
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from tests.backends.test_xla import LABELS, counting_step, watch
 
 

@@ -18,7 +18,7 @@ from pipeline.backends.loading.window import LoaderSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 SAMPLES, BATCH = 11, 3
 DEVICE = jax.devices("cpu")[0]

@@ -13,7 +13,7 @@ from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading import window as window_buffer
 from pipeline.backends.loading.window import LoaderSource, ReadPlan
 from pipeline.data.columns import Split
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from tests.backends.loading.small_loader import (
     DEVICE,
     CountedColumn,

@@ -18,10 +18,10 @@ from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pipeline.backends.graph.hlo_program import CompiledCollective, read_collectives
+from pipeline.backends.planner.blocks import LossToPlan
 from pipeline.backends.planner.parallel_plan import Axes, ParallelPlan
 from pipeline.backends.planner.rates import load_host_rates
 from pipeline.backends.planner.search import search
-from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.models.layers.path_patterns import covers
 from pipeline.training.parallel.parallel_spec import AXES
 from tests.backends.planner.networks import LinkRates

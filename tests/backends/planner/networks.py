@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.planner.blocks import LossToPlan
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
 
 Array = jax.Array

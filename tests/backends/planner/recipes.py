@@ -10,14 +10,13 @@ import optax
 from flax import linen as nn
 
 from pipeline import load_recipe
-from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
-from pipeline.data.columns import ColumnSpec
+from pipeline.backends.planner.blocks import LossToPlan, make_loss
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.inputs import resolve_inputs
-from pipeline.data.targets import Targets
-from pipeline.training.initial_state import shape_inputs
 from pipeline.training.losses import TrainingObjective
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
+from pipeline.training.update import shape_inputs
 
 Shape = tuple[int, ...]
 GPT2 = ("model=gpt2", "model.dropout=0")

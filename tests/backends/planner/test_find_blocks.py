@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pipeline.backends.planner.blocks import OperatorUse, PartialSum, StepBlocks
+from pipeline.backends.planner.blocks import LossToPlan, OperatorUse, PartialSum, StepBlocks
 from pipeline.backends.planner.dimension_groups import pair_reshaped_dims
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.traced_loss import LossToPlan
 from tests.backends.planner.networks import conv_and_head, embedding, gpt, mlp, shapes, to_plan
 
 

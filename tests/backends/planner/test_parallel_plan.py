@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.backends.planner.layouts import Mesh
+from pipeline.backends.planner.dimension_groups import Mesh
 from pipeline.backends.planner.parallel_plan import (
     ParallelPlan,
     ShardingRule,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.decisions import Decisions, ShardingPrices
+from pipeline.backends.planner.dimension_groups import Mesh
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import load_plan, save_plan
 from pipeline.backends.planner.search import (
     GIB,

@@ -13,13 +13,12 @@ import pytest
 
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.planner.blocks import OperatorUse, StepBlocks
+from pipeline.backends.planner.blocks import LossToPlan, OperatorUse, StepBlocks
 from pipeline.backends.planner.decisions import Decisions, ShardingPrices, is_data_parallel_sharding
+from pipeline.backends.planner.dimension_groups import Layout, Mesh, list_meshes
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Layout, Mesh, list_meshes
 from pipeline.backends.planner.parallel_plan import ParallelPlan
 from pipeline.backends.planner.search import GIB, MIN_GAIN, find_best_plan, search
-from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import Rates
 from pipeline.core.errors import RecipeError
 from tests.backends.planner.networks import (

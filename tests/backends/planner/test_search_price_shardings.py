@@ -6,10 +6,10 @@ import pytest
 
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.planner.layouts import Mesh
+from pipeline.backends.planner.blocks import LossToPlan
+from pipeline.backends.planner.dimension_groups import Mesh
 from pipeline.backends.planner.parallel_plan import ShardingRule
 from pipeline.backends.planner.search import price_shardings, search
-from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import Rates
 from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ascend_fit.populations import Deviation, fit_population, measure_deviations
-from pipeline.backends.ascend.published.protocol import load_classes
-from pipeline.backends.ascend.published.scores import PricedRow
+from pipeline.backends.ascend.published.scores import PricedRow, load_classes
 from pipeline.backends.ascend.published.workloads import DESCRIBED, load_published_steps
 
 

@@ -16,9 +16,7 @@ import pytest
 
 from pipeline import load_recipe, run
 from pipeline.core.errors import DataError, PipelineError, RecipeError, RunError, UsageError
-from pipeline.inspect.bisect.find_smallest import Outcome, find_smallest
-from pipeline.inspect.bisect.mixtures import list_changes, mix_recipes
-from pipeline.inspect.bisect.paired_metric import PairedMetric
+from pipeline.inspect.bisect import Outcome, PairedMetric, find_smallest, list_changes, mix_recipes
 from tests.command_line import bisect, fork
 from tests.conftest import MLP, compose_tiny
 
@@ -266,6 +264,6 @@ def test_mixture_that_is_no_recipe_is_neither(cache: Path, monkeypatch: pytest.M
     def refuse(*_: object) -> None:
         raise RecipeError("no")
 
-    monkeypatch.setattr("pipeline.inspect.bisect.paired_metric.mix_recipes", refuse)
+    monkeypatch.setattr("pipeline.inspect.bisect.mix_recipes", refuse)
     recipe = compose_tiny(cache, *KEYS)
     assert PairedMetric(recipe, recipe, "loss", 6, 0.1).probe(()) == "other"

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image
 
 from pipeline.cli.runs.infer import _compute_in_batches
 from pipeline.core.errors import DataError, PipelineError, RunError, UsageError
-from pipeline.data.targets import Task
+from pipeline.data.columns import Task
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.export.export import read_export
 from pipeline.stages.export.prediction import make_predict

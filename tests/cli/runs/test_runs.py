@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.checkpoint.checkpoint_folder import MANIFEST
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.files.folder_lock import LOCK, Lock
+from pipeline.core.files.atomic_write import LOCK, Lock
 from tests.command_line import runs as main
 from tests.study.runs.made_up import make_run
 

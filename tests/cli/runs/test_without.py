@@ -23,7 +23,7 @@ from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.engine.monitors.log_lines import read_lines
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.replay import open_replay
-from pipeline.inspect.without.counterfactual import (
+from pipeline.inspect.without import (
     Counterfactual,
     compute_counterfactual,
     find_first_step,

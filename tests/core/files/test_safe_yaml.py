@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf.basecontainer import get_yaml_loader
 
-from pipeline.core.files.package_paths import CONF, RECIPES
+from pipeline.core.files.paths import CONF, RECIPES
 from pipeline.core.files.safe_yaml import (
     RepeatedYaml,
     _PlainLoader,

@@ -16,12 +16,12 @@ from fsspec.registry import _registry
 from pipeline import load_recipe
 from pipeline.checkpoint.restore import read_saved
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.address import Address
+from pipeline.core.files.paths import Address
 from pipeline.core.files.storage import Storage
 from pipeline.data.copies.checksums import SUMS
 from pipeline.data.copies.remote_copy import LISTING, copy_once, find_copy_folder
 from pipeline.models.weights.files.weight_files import write_weights
-from pipeline.stages.warm_start import choose_weight_file
+from pipeline.stages.fine_tuning import choose_weight_file
 from tests.scheduler.faulty_storage import FOLDER, FaultyFileSystem, register_faulty_storage
 from tests.whole_run import run
 

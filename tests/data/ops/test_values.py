@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.ops.values import (
     ConstantLabels,
     Hwc2Chw,
@@ -17,7 +17,6 @@ from pipeline.data.ops.values import (
     TypeCast,
     Whiten,
 )
-from pipeline.data.targets import Targets
 from tests.data.ops.op_calls import BYTES, CIFAR, FLOATS, IMAGE, LABEL, LABELS, on_host
 
 NONE = np.zeros((3, 0), np.float32)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.series.scale_series import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat
-from pipeline.data.targets import Targets
 from pipeline.stages.export.inference_files import list_inputs, list_suffixes
 from pipeline.stages.record.trained_run import Samples
 

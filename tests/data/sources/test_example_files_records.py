@@ -17,13 +17,12 @@ from pydantic import ValidationError
 from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.window import read_batch
 from pipeline.core.errors import DataError, RunError
-from pipeline.data.columns import LazyColumn, RawData, Split
+from pipeline.data.columns import LazyColumn, RawData, Split, Targets
 from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
 from pipeline.data.records import record_format, record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.example_files import Records
-from pipeline.data.targets import Targets
 from tests.backends.loading.small_loader import LazyNumbers, make, make_order
 from tests.data.section import section
 

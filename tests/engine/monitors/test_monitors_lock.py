@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.folder_lock import LOCK, Lock
+from pipeline.core.files.atomic_write import LOCK, Lock
 from pipeline.engine.monitors.monitors import LockMonitor
 
 

@@ -10,7 +10,7 @@ from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.core.pages.page import Page, render_page
 from pipeline.inspect.report.origin import origin_sections
 from pipeline.stages.record.run_directory import note_descendant, read_descendants
-from pipeline.study.runs.lineage import Link, list_links
+from pipeline.study.runs.page import Link, list_links
 from pipeline.study.runs.recorded_run import read_runs
 from tests.study.runs.made_up import make_run
 

@@ -18,7 +18,7 @@ from pipeline.cli.runs import report
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.data.columns import Split
-from pipeline.data.dataset import Dataset
+from pipeline.data.inputs import Dataset
 from pipeline.inspect.report.suspicious_labels import describe_unlearnt
 from pipeline.inspect.report.write_report import write_report
 from pipeline.training.features.ledger import SampleLedger, make_ledger

@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax import nnx
 
 from pipeline.models.imported.with_lowerings import with_lowerings
-from pipeline.models.lowerings.problem.lowering import RecordingPolicy
+from pipeline.models.lowerings.problem import RecordingPolicy
 from tests.models.build import QUICK, draw_variables, initialise, parameters, random, shapes
 from tests.models.imported.imported_networks import ConvNet, NnxNet
 

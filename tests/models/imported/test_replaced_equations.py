@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from jax import Array, lax
 
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
-from pipeline.models.lowerings.problem.conv_window import Layout, make_window
-from pipeline.models.lowerings.problem.lowering import (
+from pipeline.models.lowerings.problem import (
     DEFAULTS,
     ROLES,
+    ConvolutionProblem,
+    Layout,
     LoweringPolicy,
     RecordingPolicy,
+    make_window,
 )
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from tests.models.build import QUICK
 from tests.models.imported.test_with_lowerings import (
     FUNCTIONS,

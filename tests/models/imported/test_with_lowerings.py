@@ -17,8 +17,7 @@ from jax import Array, lax
 
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.candidates import list_candidates
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, RecordingPolicy
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import DEFAULTS, Lowering, Problem, RecordingPolicy
 from tests.models.build import QUICK, draw_variables
 
 Loss = Callable[[Any, Array], Array]

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from pipeline.models.lowerings.problem.lowering import Engine
+from pipeline.models.lowerings.problem import Engine
 from pipeline.models.lowerings.tune.machine import find_engines
 
 

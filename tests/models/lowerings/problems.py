@@ -6,9 +6,13 @@ import re
 
 from hypothesis import strategies as st
 
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
-from pipeline.models.lowerings.problem.lowering import CODE_NAMES, ROLES
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem import (
+    CODE_NAMES,
+    ROLES,
+    Axis,
+    ConvolutionProblem,
+    ConvWindow,
+)
 
 NAMES = ("role", "dtype")
 """The part of a problem that is not a number."""

@@ -12,9 +12,15 @@ import pytest
 from jax import lax
 
 from pipeline.models.lowerings.candidates import FORMULAS, can_compute, compute, list_candidates
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
-from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem import (
+    ROLES,
+    ConvolutionProblem,
+    ConvWindow,
+    Engine,
+    Lowering,
+    Role,
+    make_window,
+)
 from tests.models.build import QUICK
 from tests.models.lowerings.engines import engines_here
 

@@ -14,15 +14,16 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.conv2d_transpose import Padding, conv2d_transpose, transpose_window
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
-from pipeline.models.lowerings.problem.lowering import (
+from pipeline.models.lowerings.problem import (
     DEFAULTS,
+    Axis,
+    ConvWindow,
     Lowering,
     LoweringPolicy,
     Lowerings,
+    Problem,
     RecordingPolicy,
 )
-from pipeline.models.lowerings.problem.problems import Problem
 from tests.models.build import QUICK
 
 RNG = np.random.default_rng(0)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.modules.adapted_network import AdapterRule, adapt_network
-from pipeline.models.torch_graph.computation.sources import OnnxFile
-from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
+from pipeline.models.torch_graph.computation.torch_network import OnnxFile, TorchNetwork
 from tests.conftest import ROOT
 from tests.training.test_step import Noisy, TwoLayers
 

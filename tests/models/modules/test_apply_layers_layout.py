@@ -21,9 +21,7 @@ from pipeline.models.layers.standard import (
     Relu,
     Tanh,
 )
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import RecordingPolicy
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import Layout, Problem, RecordingPolicy
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule
 from pipeline.models.modules.network import Network
 from tests.models.build import conf_model, initialise, network, random, shapes

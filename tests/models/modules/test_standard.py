@@ -38,7 +38,7 @@ from pipeline.models.layers.standard import (
     Tanh,
     Upsample,
 )
-from pipeline.models.lowerings.problem.conv_window import Layout
+from pipeline.models.lowerings.problem import Layout
 from pipeline.models.modules.network import Network
 from tests.models.build import initialise, network, parameters, random, shapes
 from tests.models.lowerings.test_lowered_layers import by_loops

@@ -18,8 +18,12 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.models.layers.model_spec import replace_classes
-from pipeline.models.torch_graph.computation.sources import ImportedModule, OnnxFile
-from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.computation.torch_network import (
+    ImportedModule,
+    OnnxFile,
+    TorchNetwork,
+    initial_variables_of,
+)
 from pipeline.models.torch_graph.graph import SampleSpec
 from tests import outcome
 from tests.models.build import conf_model

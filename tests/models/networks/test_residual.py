@@ -13,7 +13,7 @@ from pipeline import load_recipe
 from pipeline.models.blocks.common_blocks import map_layers
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv
-from pipeline.training.initial_state import reinitialize
+from pipeline.training.update import reinitialize
 from tests.models.build import conf_model, count, parameters, positions, shapes
 
 

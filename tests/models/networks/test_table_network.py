@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.data.columns import Targets
 from pipeline.data.tables.encode_table import TableLayout
-from pipeline.data.targets import Targets
 from pipeline.models.layers.tables import MemberHead
 from pipeline.models.networks.table_network import TableModel
 from tests.models.build import conf_model

@@ -5,9 +5,8 @@ from __future__ import annotations
 from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.inputs import NetworkInput
-from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.record.trained_run import Samples, TrainedRun

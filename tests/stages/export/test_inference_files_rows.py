@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.data.targets import Targets
+from pipeline.data.columns import Targets
 from pipeline.stages.export.inference_files import make_prediction_row
 
 

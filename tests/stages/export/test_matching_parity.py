@@ -18,7 +18,7 @@ from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.matching import Matching, match_weights
 from pipeline.stages.export.network import trace_model_arrays
-from pipeline.stages.warm_start import replace_leaves
+from pipeline.stages.fine_tuning import replace_leaves
 from tests.conftest import ROOT
 from tests.models.build import QUICK, conf_model, shapes
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
-from pipeline.data.columns import ColumnSpec
-from pipeline.data.targets import Targets
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.stages.export.prediction import (
     average_outputs,
     make_ensemble,

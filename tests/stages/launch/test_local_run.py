@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.signals import Signals
-from pipeline.stages.launch import local_run
+from pipeline.stages.launch import local
 from pipeline.stages.launch.local import Failure, ProcessError
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
@@ -37,15 +37,15 @@ def attempt(
         ) -> Summary:
             trees.append(request["recipe"])
             (run_dir / "recipe.yaml").touch()
-            monkeypatch.setattr(local_run, "list_saved_steps", lambda _: [1] if saves else [])
+            monkeypatch.setattr(local, "list_saved_steps", lambda _: [1] if saves else [])
             if len(trees) <= len(failures):
                 raise ProcessError("a process has ended", failures[len(trees) - 1])
             return Summary("name", "cpu", 0, (), str(run_dir))
 
-        monkeypatch.setattr(local_run, "run_locally", run_locally)
+        monkeypatch.setattr(local, "run_locally", run_locally)
         recipe = tiny(*LOCAL, *overrides)
         try:
-            local_run.run_in_processes(recipe, RunOptions(tmp_path / "run"), open_features(recipe))
+            local.run_in_processes(recipe, RunOptions(tmp_path / "run"), open_features(recipe))
         except ProcessError:
             trees.append(None)
         return trees

@@ -231,7 +231,7 @@ def test_run_continues_without_locks_and_never_joins_killed_runs(
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("pipeline.core.files.folder_lock.fcntl.flock", refuse)
+    monkeypatch.setattr("pipeline.core.files.atomic_write.fcntl.flock", refuse)
     ended = leave(tmp_path / "day" / "ended", tiny(), "stopped", age_s=10)
     alive = leave(tmp_path / "day" / "alive", tiny(), None)
     with lock_run(alive) as lock:

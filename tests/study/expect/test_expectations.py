@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.core.errors import RecipeError, UsageError
-from pipeline.core.files.package_paths import RECIPES
+from pipeline.core.files.paths import RECIPES
 from pipeline.study.expect.expectations import (
     FigureBound,
     FigureValue,

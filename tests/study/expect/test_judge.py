@@ -13,8 +13,7 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.study.expect import judge
 from pipeline.study.expect.expectations import RecipeTest, parse_expectations
-from pipeline.study.expect.outcomes import ExpectationOutcome
-from pipeline.study.expect.recorded_figures import find_file
+from pipeline.study.expect.outcomes import ExpectationOutcome, find_file
 from pipeline.study.expect.sides import CodeSide, SideError
 from tests.study.expect.runs import HERE, make_side, write_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.core.files.package_paths import PACKAGE
+from pipeline.core.files.paths import PACKAGE
 from pipeline.study.expect.sides import (
     CodeSide,
     SideError,

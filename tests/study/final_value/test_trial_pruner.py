@@ -12,7 +12,7 @@ optuna = pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Op
 from hydra.utils import instantiate  # noqa: E402
 
 from pipeline.core.errors import RecipeError  # noqa: E402
-from pipeline.core.files.package_paths import CONF  # noqa: E402
+from pipeline.core.files.paths import CONF  # noqa: E402
 from pipeline.engine.callbacks.callback import Evaluation  # noqa: E402
 from pipeline.study.final_value.trial_pruner import EstimatePruner  # noqa: E402
 from pipeline.study.sweep.study import TrialPruner, read_settings  # noqa: E402

@@ -35,7 +35,7 @@ from pipeline.study.population.shared_step import (
 )
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.parallel.devices import find_device
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 

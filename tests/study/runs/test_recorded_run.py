@@ -16,7 +16,7 @@ import yaml
 from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import finite_number
 from pipeline.inspect.report.origin import _list_lineage
-from pipeline.study.runs.lineage import list_data_uses, list_links
+from pipeline.study.runs.page import list_data_uses, list_links
 from pipeline.study.runs.ranking import main_metric
 from pipeline.study.runs.recorded_run import (
     MAX_POINTS,

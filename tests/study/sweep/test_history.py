@@ -125,7 +125,7 @@ def test_equal_values_infinity_and_single_choice_are_accepted() -> None:
 def test_sampler_option_loads_without_torch() -> None:
     code = (
         "import sys, yaml; from hydra.utils import instantiate;"
-        "from pipeline.core.files.package_paths import CONF;"
+        "from pipeline.core.files.paths import CONF;"
         "file = CONF / 'hydra' / 'sweeper' / 'sampler' / 'gp.yaml';"
         "made = instantiate(yaml.safe_load(file.read_text()));"
         "print(type(made).__name__, 'torch' in sys.modules)"

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.forks import list_differing_files
 from pipeline.__main__ import main
 from pipeline.core.errors import RecipeError
-from pipeline.stages.fork.equal_steps import RateTable
+from pipeline.stages.fork import RateTable
 from pipeline.study.sweep.shared_steps import SharingJob, Trunk, plan_trunks
 from tests.conftest import MLP, TINY, compose_tiny
 

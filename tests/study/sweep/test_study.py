@@ -17,7 +17,7 @@ optuna = pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Op
 
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.core.errors import RecipeError, RunError  # noqa: E402
-from pipeline.core.files.package_paths import CONF  # noqa: E402
+from pipeline.core.files.paths import CONF  # noqa: E402
 from pipeline.study.sweep.study import (  # noqa: E402  # noqa: E402
     FileLock,
     find_first_number,

@@ -14,7 +14,7 @@ from pipeline import load_run, run
 from pipeline.checkpoint.restore import read_saved
 from pipeline.core.errors import RecipeError
 from pipeline.training.features.averages import ScheduleFree
-from pipeline.training.optimizers.schedule_free import ScheduleFreeAdamW, ScheduleFreeSgd
+from pipeline.training.optimizers.adaptive import ScheduleFreeAdamW, ScheduleFreeSgd
 from pipeline.training.state import Gradients, TrainState
 from pipeline.training.step import get_evaluated_weights
 from pipeline.training.step_config import StepConfig

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from pipeline.training.parallel import fixed_sum
 from pipeline.training.parallel.fixed_sum import add_devices, sum_leaves
 from pipeline.training.parallel.parallel_spec import DATA
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.state_sharing import DevicePlacement
 
 
 def terms_of(count: int, seed: int) -> np.ndarray:

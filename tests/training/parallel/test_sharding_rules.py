@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from pipeline.backends.planner.layouts import Mesh
+from pipeline.backends.planner.dimension_groups import Mesh
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter

@@ -24,15 +24,17 @@ from pipeline.training.robustness.attack_specs import (
 from pipeline.training.robustness.attacks import (
     LOSSES,
     AttackedNetwork,
+    Ball,
     attack_images,
+    compute_l2,
     compute_logits_ratio,
     compute_margin,
     list_sides,
     list_windows,
+    maximize,
     search,
     search_squares,
 )
-from pipeline.training.robustness.ball import Ball, compute_l2, maximize
 
 FILE = Path(__file__).parents[2] / "golden" / "attacks" / "art.npz"
 RADII: dict[Norm, float] = {"linf": 0.15, "l2": 0.8}

@@ -14,7 +14,7 @@ from pipeline.backends.ascend.chip.options import EmulationOptions
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
 from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.name_text import explain_unknown_name, find_nearest, show_name
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 

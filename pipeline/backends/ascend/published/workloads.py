@@ -34,12 +34,11 @@ from pipeline.backends.ascend.published.vision_networks import ConvNeXt, Swin, d
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
 from pipeline.core.files.error_text import describe_problems
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.core.registry import list_components
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.data.tables.encode_table import FIELD_COLUMNS
-from pipeline.data.targets import Targets
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.estimated_step import make_estimated_step
@@ -51,7 +50,7 @@ from pipeline.training.step_config import StepConfig
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 DESCRIBED = Path(__file__).with_name("described.csv")
-"""Steps of the parts `fit` and `look` (protocol.py) that the calibration doesn't read."""
+"""Steps of the parts `fit` and `look` (scores.py) that the calibration doesn't read."""
 DESCRIBED_LATER = Path(__file__).with_name("described_later.csv")
 """Steps of these parts that were described after the populations were fitted, which read none."""
 SEALED = Path(__file__).with_name("sealed.csv")

@@ -15,8 +15,7 @@ from pipeline.models.lowerings.formulas.matmuls import (
     rearrange_bits,
     slice_taps,
 )
-from pipeline.models.lowerings.problem.conv_window import ConvWindow
-from pipeline.models.lowerings.problem.lowering import Lowering
+from pipeline.models.lowerings.problem import ConvWindow, Lowering
 
 
 def convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:

@@ -16,8 +16,7 @@ from pipeline.models.lowerings.formulas.matmuls import (
     multiply,
     pad_zeros,
 )
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, Slide
-from pipeline.models.lowerings.problem.lowering import Lowering
+from pipeline.models.lowerings.problem import ConvWindow, Lowering, Pair, Slide
 
 
 def convolution(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:

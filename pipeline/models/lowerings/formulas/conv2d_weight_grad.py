@@ -14,8 +14,7 @@ from pipeline.models.lowerings.formulas.matmuls import (
     slice_taps,
     sum_chunks,
 )
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, Slide
-from pipeline.models.lowerings.problem.lowering import Lowering
+from pipeline.models.lowerings.problem import ConvWindow, Lowering, Slide
 
 BLOCK_CHANNELS = 64
 """A block of groups that are multiplied together has at most this many channels."""

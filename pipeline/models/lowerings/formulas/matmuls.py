@@ -20,9 +20,16 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, Slide
-from pipeline.models.lowerings.problem.lowering import Engine, Formula, Lowering, Role
-from pipeline.models.lowerings.problem.problems import DenseProblem
+from pipeline.models.lowerings.problem import (
+    ConvWindow,
+    DenseProblem,
+    Engine,
+    Formula,
+    Lowering,
+    Pair,
+    Role,
+    Slide,
+)
 
 Images = TypeVar("Images")
 """An array, or a tree of arrays, with an image in every row."""

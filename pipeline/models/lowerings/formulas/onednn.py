@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.models.lowerings.problem.conv_window import Slide, make_window
+from pipeline.models.lowerings.problem import Slide, make_window
 
 CALLS = "__onednn$"
 """Prefix of the names of jaxlib's calls in a compiled program."""

@@ -17,9 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from pipeline.models.lowerings.formulas.matmuls import map_chunks
-from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.lowerings.problem.lowering import Formula, Lowering, Role
-from pipeline.models.lowerings.problem.problems import PoolingProblem
+from pipeline.models.lowerings.problem import Formula, Lowering, Pair, PoolingProblem, Role
 
 
 def pool_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:

@@ -20,8 +20,7 @@ from pipeline.models.lowerings.formulas.matmuls import (
     multiply_by_rows,
     sum_chunks,
 )
-from pipeline.models.lowerings.problem.conv_window import ConvWindow
-from pipeline.models.lowerings.problem.lowering import Lowering
+from pipeline.models.lowerings.problem import ConvWindow, Lowering
 
 Matrix = Sequence[Sequence[float]]
 

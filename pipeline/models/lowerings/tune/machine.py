@@ -19,7 +19,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.trusted_files import make_private
 from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.formulas.onednn import is_library_installed
-from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
+from pipeline.models.lowerings.problem import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
 _LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")

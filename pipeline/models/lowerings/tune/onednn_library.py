@@ -33,7 +33,7 @@ from jax import Array
 
 from pipeline.core.files.compile_cache import ProgramFiles
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.problem.conv_window import Slide
+from pipeline.models.lowerings.problem import Slide
 
 SOURCE = Path(__file__).with_name("onednn_calls.cc")
 COMPILER = "g++"

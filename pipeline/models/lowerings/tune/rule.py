@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.lowered_layers import FEW_FEATURES
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Role
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem, Problem
+from pipeline.models.lowerings.problem import (
+    DEFAULT,
+    ConvolutionProblem,
+    DenseProblem,
+    Engine,
+    Layout,
+    Lowering,
+    Problem,
+    Role,
+)
 
 LARGE_FLOPS = 50_000_000
 """Smallest convolution that is worth a library call."""

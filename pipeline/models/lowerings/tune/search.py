@@ -21,8 +21,7 @@ from pipeline.core.files.knowledge_bank import Round
 from pipeline.core.host.jax_private import disable_compile_cache
 from pipeline.models.lowerings.candidates import compute
 from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits
-from pipeline.models.lowerings.problem.lowering import Lowering
-from pipeline.models.lowerings.problem.problems import Problem
+from pipeline.models.lowerings.problem import Lowering, Problem
 
 Mode = Literal["off", "bank", "tune", "repeat"]
 """off: only defaults; bank: results of banks, else a choice by a rule (`rule.py`); tune: problems

@@ -23,16 +23,16 @@ from pipeline.core.files.knowledge_bank import (
 )
 from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
-from pipeline.models.lowerings.problem.conv_window import Layout
-from pipeline.models.lowerings.problem.lowering import (
+from pipeline.models.lowerings.problem import (
     DEFAULT,
     DEFAULTS,
     Engine,
+    Layout,
     Lowering,
     Lowerings,
+    Problem,
     to_file_name,
 )
-from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune.machine import find_engines, list_scopes
 from pipeline.models.lowerings.tune.rule import choose_by_rule, is_worth_a_call
 from pipeline.models.lowerings.tune.search import Mode, Stopwatch, Strategy, search

@@ -17,7 +17,7 @@ from jax import Array
 
 from pipeline.core.errors import first_line
 from pipeline.models.layers.precision import find_type_rule
-from pipeline.models.lowerings.problem.conv_window import Layout, make_window
+from pipeline.models.lowerings.problem import Layout, make_window
 from pipeline.models.modules.layer_capture import is_observing, observe_layer
 from pipeline.models.torch_graph.graph import (
     CUSTOM_GRADIENT,

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from pipeline.models.torch_graph.conversion.output_choice import choose_output, name_outputs
+from pipeline.models.torch_graph.conversion.layer_list import choose_output, name_outputs
 from pipeline.models.torch_graph.conversion.program_nodes import (
     VIEWS,
     describe_node,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.models.torch_graph.graph import ArrayOf, GraphNode, TensorSpec, ValueOf
 from pipeline.models.torch_graph.onnx.onnx_file import OnnxNode
 from pipeline.models.torch_graph.operator_table import OperatorContext, TorchTensor, to_tensor

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.models.lowerings.problem.conv_window import compute_reach
+from pipeline.models.lowerings.problem import compute_reach
 from pipeline.models.torch_graph.graph import ArrayOf, TypeOf
 from pipeline.models.torch_graph.onnx.graph_builder import (
     TRAINING,

@@ -15,7 +15,7 @@ from pipeline.models.lowerings.conv2d_transpose import transpose_window
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.lowered_layers import conv2d as lowered_conv2d
 from pipeline.models.lowerings.lowered_layers import multiply_dense
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
+from pipeline.models.lowerings.problem import Axis, ConvWindow, Pair
 from pipeline.models.modules.convolution import add_bias
 from pipeline.models.torch_graph.graph import HWIO, IO
 from pipeline.models.torch_graph.operator_table import (

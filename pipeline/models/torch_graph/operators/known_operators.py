@@ -18,7 +18,6 @@ from pipeline.models.torch_graph.operators import pooling_ops as pooling_ops
 from pipeline.models.torch_graph.operators import random_ops as random_ops
 from pipeline.models.torch_graph.operators import reduction_ops as reduction_ops
 from pipeline.models.torch_graph.operators import resize_ops as resize_ops
-from pipeline.models.torch_graph.operators import scatter_ops as scatter_ops
 from pipeline.models.torch_graph.operators import sequence_ops as sequence_ops
 from pipeline.models.torch_graph.operators import shape_ops as shape_ops
 

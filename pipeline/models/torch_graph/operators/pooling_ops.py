@@ -19,7 +19,7 @@ from pipeline.models.lowerings.formulas.pools import (
     max_windows,
 )
 from pipeline.models.lowerings.lowered_layers import pool_max
-from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.problem import Pair
 from pipeline.models.torch_graph.operator_table import (
     NHWC,
     OperatorContext,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.models.weights.rules import branches, mobile, residual, transformers
+from pipeline.models.weights.rules import families
 from pipeline.models.weights.rules.syntax import Framework, LayerRules
 
 IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
@@ -28,27 +28,27 @@ def _make_rules(
 
 
 BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
-    "bert": _make_rules(transformers.BERT),
-    "densenet": _make_rules(branches.DENSENET),
-    "dpn": {"torch": residual.DPN_TORCH},
-    "efficientnet": _make_rules(mobile.EFFICIENTNET_TORCH, mobile.EFFICIENTNET_MINDSPORE),
-    "googlenet": _make_rules(branches.GOOGLENET),
-    "gpt": {"torch": transformers.GPT},
-    "inception_v3": _make_rules(branches.INCEPTION_V3_TORCH, branches.INCEPTION_V3_MINDSPORE),
-    "mobilenet_v1": _make_rules(mobile.MOBILENET_V1_TORCH, IN_ORDER),
-    "mobilenet_v2": _make_rules(mobile.MOBILENET_V2_TORCH, mobile.MOBILENET_V2_MINDSPORE),
-    "mobilenet_v3": _make_rules(mobile.MOBILENET_V3_TORCH, mobile.MOBILENET_V3_MINDSPORE),
-    "regnet_x": _make_rules(residual.REGNET_TORCH, residual.REGNET_MINDSPORE),
-    "repvgg": _make_rules(residual.REPVGG_TORCH, residual.REPVGG_MINDSPORE),
-    "resnet": _make_rules(residual.RESNET),
-    "resnet_v2": {"torch": residual.RESNET_V2_TORCH},
-    "shufflenet_v2": _make_rules(mobile.SHUFFLENET_V2_TORCH, mobile.SHUFFLENET_V2_MINDSPORE),
-    "squeezenet": _make_rules(mobile.SQUEEZENET),
-    "unet": _make_rules(branches.UNET),
+    "bert": _make_rules(families.BERT),
+    "densenet": _make_rules(families.DENSENET),
+    "dpn": {"torch": families.DPN_TORCH},
+    "efficientnet": _make_rules(families.EFFICIENTNET_TORCH, families.EFFICIENTNET_MINDSPORE),
+    "googlenet": _make_rules(families.GOOGLENET),
+    "gpt": {"torch": families.GPT},
+    "inception_v3": _make_rules(families.INCEPTION_V3_TORCH, families.INCEPTION_V3_MINDSPORE),
+    "mobilenet_v1": _make_rules(families.MOBILENET_V1_TORCH, IN_ORDER),
+    "mobilenet_v2": _make_rules(families.MOBILENET_V2_TORCH, families.MOBILENET_V2_MINDSPORE),
+    "mobilenet_v3": _make_rules(families.MOBILENET_V3_TORCH, families.MOBILENET_V3_MINDSPORE),
+    "regnet_x": _make_rules(families.REGNET_TORCH, families.REGNET_MINDSPORE),
+    "repvgg": _make_rules(families.REPVGG_TORCH, families.REPVGG_MINDSPORE),
+    "resnet": _make_rules(families.RESNET),
+    "resnet_v2": {"torch": families.RESNET_V2_TORCH},
+    "shufflenet_v2": _make_rules(families.SHUFFLENET_V2_TORCH, families.SHUFFLENET_V2_MINDSPORE),
+    "squeezenet": _make_rules(families.SQUEEZENET),
+    "unet": _make_rules(families.UNET),
     "vgg": _make_rules(VGG),
-    "vit": _make_rules(transformers.VIT),
+    "vit": _make_rules(families.VIT),
     "wide_deep": _make_rules(IN_ORDER),
-    "xception": _make_rules(residual.XCEPTION_TORCH, residual.XCEPTION_MINDSPORE),
+    "xception": _make_rules(families.XCEPTION_TORCH, families.XCEPTION_MINDSPORE),
 }
 """Rules by the name of a model component and by framework."""
 

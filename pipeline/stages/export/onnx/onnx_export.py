@@ -23,16 +23,14 @@ import numpy as np
 from pipeline.config.resolved_settings import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
-from pipeline.data.columns import ColumnSpec, Split
-from pipeline.data.dataset import Dataset
+from pipeline.data.columns import ColumnSpec, Split, Task
+from pipeline.data.inputs import Dataset
 from pipeline.data.tables.encode_table import find_table_layout
-from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.modules.network import separate_masks
 from pipeline.stages.data import choose_inputs, load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import composite_nodes as composite_nodes
-from pipeline.stages.export.onnx import table_nodes as table_nodes
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 
 from pipeline.core.registry import component
-from pipeline.training.features.common_features import LabelCount
-from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
-from pipeline.training.step_feature import StepFeature, UpdateOptimizer
+from pipeline.training.features.averages import LabelCount
+from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature, UpdateOptimizer
 
 if TYPE_CHECKING:
     from jax import Array

@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from pipeline.core.registry import component
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
-from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature
 
 if TYPE_CHECKING:
     from jax import Array

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from pipeline.core.registry import Seq, component
-from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
-from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature
 
 if TYPE_CHECKING:
     from flax import linen as nn

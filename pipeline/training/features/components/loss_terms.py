@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.core.registry import component
-from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec, TrainedNetwork
-from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature, TrainedNetwork
 
 if TYPE_CHECKING:
     from jax import Array

@@ -20,10 +20,9 @@ import numpy as np
 from pydantic import Field, PositiveFloat
 
 from pipeline.core.registry import component
-from pipeline.training.features.common_features import LabelCount
-from pipeline.training.features.feature_spec import FeatureContext, FeatureSpec
+from pipeline.training.features.averages import LabelCount
 from pipeline.training.parallel.parallel_spec import count_shards
-from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature
 
 if TYPE_CHECKING:
     from jax import Array
@@ -188,7 +187,7 @@ def measure_peak() -> float:
     import jax
     import jax.numpy as jnp
 
-    from pipeline.core.host.shortest_time import measure_shortest_s
+    from pipeline.core.host.measured_time import measure_shortest_s
 
     matrix = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), jnp.float32)
     seconds = measure_shortest_s(jax.jit(jnp.dot), matrix, matrix, budget_s=PEAK_S)

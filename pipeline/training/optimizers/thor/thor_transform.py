@@ -32,7 +32,7 @@ from jax import Array, lax
 
 from pipeline.core.host.tree_paths import flatten_by_path, format_path
 from pipeline.models.lowerings.formulas.matmuls import make_patches, multiply_by_rows
-from pipeline.models.lowerings.problem.conv_window import ConvWindow
+from pipeline.models.lowerings.problem import ConvWindow
 from pipeline.models.modules.apply_layers import to_nhwc
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.training.features.curvature import Curvature, compute_if_due

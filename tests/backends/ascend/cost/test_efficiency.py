@@ -18,7 +18,7 @@ from pipeline.backends.ascend.cost.efficiency import (
     load_populations,
 )
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.protocol import load_classes
+from pipeline.backends.ascend.published.scores import load_classes
 from pipeline.backends.ascend.published.workloads import (
     DESCRIBED,
     Published,

@@ -10,8 +10,9 @@ import pytest
 from pipeline.models.lowerings.candidates import compute, list_candidates
 from pipeline.models.lowerings.formulas.matmuls import PRODUCTS
 from pipeline.models.lowerings.lowered_layers import multiply_dense
-from pipeline.models.lowerings.problem.lowering import (
+from pipeline.models.lowerings.problem import (
     ROLES,
+    DenseProblem,
     Engine,
     Lowering,
     Lowerings,
@@ -19,7 +20,6 @@ from pipeline.models.lowerings.problem.lowering import (
     Role,
     to_file_name,
 )
-from pipeline.models.lowerings.problem.problems import DenseProblem
 from tests.models.lowerings.engines import engines_here
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 0.01, "float16": 1e-3}

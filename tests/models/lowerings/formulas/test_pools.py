@@ -10,15 +10,15 @@ import pytest
 from pipeline.models.lowerings.candidates import compute, list_candidates
 from pipeline.models.lowerings.formulas.pools import POOLINGS
 from pipeline.models.lowerings.lowered_layers import max_pool, pool_max
-from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.lowerings.problem.lowering import (
+from pipeline.models.lowerings.problem import (
     Engine,
     Lowering,
     Lowerings,
+    Pair,
+    PoolingProblem,
     RecordingPolicy,
     Role,
 )
-from pipeline.models.lowerings.problem.problems import PoolingProblem
 
 BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))
 ROLES: tuple[Role, ...] = ("forward", "input_grad")

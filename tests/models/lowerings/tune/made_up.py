@@ -8,9 +8,15 @@ from typing import Any, NoReturn
 
 import jax
 
-from pipeline.models.lowerings.problem.conv_window import make_window
-from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
+from pipeline.models.lowerings.problem import (
+    ROLES,
+    ConvolutionProblem,
+    Engine,
+    Lowering,
+    Problem,
+    Role,
+    make_window,
+)
 
 XLA: frozenset[Engine] = frozenset(("xla",))
 BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.problem.conv_window import Slide
+from pipeline.models.lowerings.problem import Slide
 from pipeline.models.lowerings.tune import onednn_library
 from pipeline.models.lowerings.tune.onednn_library import (
     OnednnCalls,

@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.lowered_layers import FEW_FEATURES
-from pipeline.models.lowerings.problem.lowering import DEFAULT, ROLES, Engine, Lowering, Role
-from pipeline.models.lowerings.problem.problems import DenseProblem
+from pipeline.models.lowerings.problem import DEFAULT, ROLES, DenseProblem, Engine, Lowering, Role
 from pipeline.models.lowerings.tune.rule import LARGE_FLOPS, choose_by_rule
 from tests.models.lowerings.tune.made_up import BOTH, XLA, convolution
 

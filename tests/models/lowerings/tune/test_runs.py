@@ -20,8 +20,14 @@ from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.models.lowerings.candidates import FORMULAS
-from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, to_file_name
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, Problem
+from pipeline.models.lowerings.problem import (
+    ROLES,
+    ConvolutionProblem,
+    Engine,
+    Lowering,
+    Problem,
+    to_file_name,
+)
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import list_problems

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.models.lowerings.problem.lowering import Lowering
+from pipeline.models.lowerings.problem import Lowering
 from pipeline.models.lowerings.tune.search import (
     GENERATIONS,
     HOPELESS,

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.lowerings.candidates import compute, list_candidates
-from pipeline.models.lowerings.problem.lowering import ROLES, Role
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem import ROLES, ConvolutionProblem, Role
 from pipeline.models.lowerings.tune import search
 from pipeline.models.lowerings.tune.search import MAX_CALLS, ROUND_S, ROUNDS, SHORTEST_S, Stopwatch
 from tests.models.lowerings.engines import engines_here, keep_no_programs

@@ -15,15 +15,15 @@ import pytest
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import read_bank
 from pipeline.models.lowerings.candidates import FORMULAS, list_candidates
-from pipeline.models.lowerings.problem.lowering import (
+from pipeline.models.lowerings.problem import (
     CODE_NAMES,
     DEFAULT,
     DEFAULTS,
     Engine,
     Lowering,
     Lowerings,
+    Problem,
 )
-from pipeline.models.lowerings.problem.problems import Problem
 from pipeline.models.lowerings.tune import tuner
 from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Mode, Tuning, choose_lowerings

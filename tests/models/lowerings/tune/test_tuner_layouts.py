@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import BANK_VERSION, read_bank
-from pipeline.models.lowerings.problem.conv_window import Layout
+from pipeline.models.lowerings.problem import Layout
 from pipeline.models.lowerings.tune import tuner
 from pipeline.models.lowerings.tune.tuner import TimedLayout, find_layout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.models.lowerings.problem.conv_window import Layout
+from pipeline.models.lowerings.problem import Layout
 from tests.models.observed import require_products
 from tests.models.torch_graph.golden_graphs import golden_graph, network_of
 

@@ -12,8 +12,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, RecordingPolicy
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.problem import DEFAULTS, ConvolutionProblem, RecordingPolicy
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.operator_table import (
     IMAGE_ORDERS,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.models.torch_graph.computation.graph_file import graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.operator_table import OperatorContext, TorchTensor
 from pipeline.models.torch_graph.operators.known_operators import OPERATORS

@@ -18,10 +18,9 @@ from flax.traverse_util import flatten_dict
 
 from pipeline import load_recipe
 from pipeline.core.errors import RecipeError, UsageError
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, Targets, Task
 from pipeline.data.inputs import NetworkInput
 from pipeline.data.table import FittedTable, TableFormat
-from pipeline.data.targets import Targets, Task
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.export.prediction import make_ensemble, make_predict

@@ -11,8 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from pipeline import load_recipe
-from pipeline.data.columns import ColumnSpec
-from pipeline.data.targets import Targets
+from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.text.text_format import NO_TOKEN, TextFormat
 from pipeline.data.text.tokenizer import ByteTokenizer
 from pipeline.stages.build import build_network

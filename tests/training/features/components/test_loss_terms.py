@@ -14,9 +14,9 @@ import pytest
 
 from pipeline.core.registry import make_component
 from pipeline.training.features.components.loss_terms import Distillation, GradientPenalty
-from pipeline.training.features.feature_spec import TrainedNetwork
 from pipeline.training.losses import compute_losses
 from pipeline.training.step import map_batch
+from pipeline.training.step_feature import TrainedNetwork
 from tests.training.test_step import RATES, flat, make_batch, make_config, make_step, start
 
 

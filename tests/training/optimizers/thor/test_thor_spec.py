@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
-from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.paths import CONF
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 
 

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from pipeline.data.batch import Batch
+from pipeline.data.columns import Targets
 from pipeline.data.random import seed_words
-from pipeline.data.targets import Targets
 from pipeline.models.lowerings.formulas.matmuls import make_patches
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
+from pipeline.models.lowerings.problem import ConvWindow, make_window
 from pipeline.models.modules.apply_layers import to_nhwc
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.training.estimated_step import make_estimated_step

@@ -1,1 +1,0 @@
-"""Fuzz: changed samples and changed weights that fool a trained network."""

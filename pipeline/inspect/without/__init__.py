@@ -1,1 +1,0 @@
-"""Without: the run as if samples weighed nothing."""

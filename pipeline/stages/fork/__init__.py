@@ -1,1 +1,0 @@
-"""Fork: a run that begins with the state of another run at one of its steps."""
