@@ -25,6 +25,7 @@ import numpy as np
 
 from pipeline.checkpoint.manifest import DESCRIPTION
 from pipeline.core.files.bounded_read import parse_json, read_bytes
+from pipeline.core.host.tensorboardx import import_tensorboardx
 
 Buffer: TypeAlias = Any
 """Bytes, or an array of uint8."""
@@ -254,6 +255,7 @@ def _count_shared(first: bytes, second: bytes) -> int:
 
 def _seal(magic: int, body: bytes) -> bytes:
     """Return a body with its header, version 0 without compression, and its CRC-32C."""
+    import_tensorboardx()
     from tensorboardX.crc32c import crc32c
 
     length = 4 + 8 + 2 + len(body) + 4

@@ -17,6 +17,7 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.core.files.atomic_write import convert_write_errors
+from pipeline.core.host.tensorboardx import import_tensorboardx
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.callback import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
 from pipeline.engine.monitors.tensorboard_files import (
@@ -82,6 +83,7 @@ class TensorBoard(Monitor):
         *,
         is_unfinished: bool = False,
     ) -> None:
+        import_tensorboardx()
         self._folder = folder
         self._first = first
         self._units_per_step = batch_size * unit.per_sample

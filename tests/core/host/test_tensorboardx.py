@@ -1,0 +1,57 @@
+"""The import of tensorboardX."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from pipeline.core.host.tensorboardx import import_tensorboardx
+import_tensorboardx()
+assert "torch" not in sys.modules
+import tensorboardX
+tensorboardX.SummaryWriter
+import torch
+assert torch.is_made_up
+import_tensorboardx()
+"""
+BESIDE = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from pipeline.core.host.tensorboardx import _WithoutTorch
+finder = _WithoutTorch()
+sys.meta_path.insert(0, finder)
+found = []
+def import_torch():
+    import torch
+    found.append(torch.is_made_up)
+thread = threading.Thread(target=import_torch)
+thread.start()
+thread.join()
+assert found == [True]
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("script", [SCRIPT, BESIDE], ids=["after", "beside"])
+def test_torch_is_only_left_out_of_the_import(script: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("is_made_up = True\nclass Tensor: pass\n")
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+@pytest.mark.slow
+def test_run_with_tensorboard_does_not_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')\n")
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from pipeline.__main__ import main\n"
+        f"sys.exit(main(['train.steps=3', 'hydra.run.dir={tmp_path}/run']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert list((tmp_path / "run").rglob("events.out.tfevents.*"))
