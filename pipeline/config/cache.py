@@ -57,7 +57,7 @@ def find_exposure(root: Path) -> tuple[str, str] | None:
         try:
             status = folder.stat()
         except OSError:
-            # A missing folder will be created for this user alone.
+            # A missing folder will be created for this user alone; from others nothing is read.
             continue
         if owner := find_foreign_owner(status):
             return f"{folder}: belongs to {owner}, {effect}", folder_advice

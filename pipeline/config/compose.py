@@ -245,10 +245,10 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
         return [], overrides
     problems: dict[str, None] = {}  # an ordered set
     valid = []
-    earlier_keys = set()
+    is_set: dict[str, bool] = {}  # by earlier overrides, false if removed
     for override in overrides:
         key = get_key(override)
-        exists = key in earlier_keys or find_value(tree, key.split("."), _NOTHING) is not _NOTHING
+        exists = is_set.get(key, find_value(tree, key.split("."), _NOTHING) is not _NOTHING)
         bare = override.lstrip("+")
         if sets_key(override) and override.startswith("~") and not exists:
             problems[f"{show(f'~{key}')}: there is no such key"] = None
@@ -256,7 +256,7 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
         must_be_new = override.startswith("+") and not override.startswith("++")
         if sets_key(override) and must_be_new and exists:
             problems[f"{show(f'+{key}')}: the key exists already; leave out the +"] = None
-        earlier_keys.add(key)
+        is_set[key] = not override.startswith("~")
         valid.append(f"++{bare}" if sets_key(override) and bare[0] != "~" else override)
     return list(problems), valid
 

@@ -6,7 +6,7 @@ The docstrings of fields are the descriptions of keys in the documentation.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -55,7 +55,7 @@ from pipeline.training.robustness.attack_specs import AdversarialSpec, AttackSpe
 from pipeline.training.step_feature import FeatureSpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
-STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
+STAGES: tuple[Stage, ...] = get_args(Stage)
 AutotuneMode = Annotated[
     Literal["off", "bank", "tune", "repeat"],
     # YAML reads an unquoted `off` as false.
@@ -417,7 +417,8 @@ class Recipe(Spec):
     def _resolve_layout(cls, tree: Any) -> Any:
         """Set `batch_size` by `batch_per_device`, and defaults of the layout on devices.
 
-        These are `parallel.mode`, `parallel.reproducible` and `parallel.shards`.
+        These are `parallel.mode`, which `train.memory` sets, `parallel.reproducible` and
+        `parallel.shards`.
         """
         try:
             parallel = ParallelSpec.model_validate(tree["parallel"])

@@ -54,8 +54,8 @@ from pipeline.stages.record.summary import list_versions
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
-MAX_NAMED_STEPS = 10
-"""Most checkpoints that a message lists."""
+MAX_NAMED = 10
+"""Most checkpoints, and most causes, that a message lists."""
 DISPATCH_S = 1.0
 """Longest time of a dispatch in seconds: Ctrl-C takes effect at its end."""
 APPROXIMATE = "--approximate"
@@ -100,7 +100,7 @@ def open_replay(
     """
     if not (run_dir / RECIPE).is_file():
         raise DataError(describe_missing_run(run_dir))
-    find_last_step(run_dir)
+    find_last_step(run_dir)  # raises the error of a run without steps
     opened = open_run_recipe(run_dir)
     with Replay(opened, run_dir, reporter, approximate, advice) as replay:
         replay.require_data()
@@ -191,7 +191,7 @@ class Replay:
 
         The numbers are compared with the run's. Raises the errors of `go_to`.
         """
-        self.require_steps([step])
+        self.require_steps([step], least=1)
         self._require_log(step)
         state = self.go_to(step - 1)
         executable = self._compile()
@@ -227,7 +227,7 @@ class Replay:
         return 0, jax.tree.map(np.array, self.opened.fresh_state())
 
     def _replay(self, state: TrainState, start: int, step: int) -> TrainState:
-        """Run the steps from `start` to `step` again, and one more to compare the last state."""
+        """Run steps `start` + 1 to `step` again, and one more to compare the last state."""
         self._announce(start, step)
         executable = self._compile()
         lines = self._read_log(start)
@@ -323,13 +323,13 @@ class Replay:
             return
         problem = f"the run and the steps trained again differ ({discrepancy})"
         causes = list_changed_causes(self.opened, self.run_dir)
-        reason = join_first(causes, MAX_NAMED_STEPS) if causes else "nothing that it recorded"
+        reason = join_first(causes, MAX_NAMED) if causes else "nothing that it recorded"
         promise = f"{problem}; changed since the run: {reason}"
         self.give_up(self._make_error(step, promise), promise)
 
     def _make_error(self, step: int, problem: str) -> RunError:
         saved = list_saved_steps(self.run_dir / FOLDER)
-        names = join_first(list(map(str, saved)), MAX_NAMED_STEPS) or "none"
+        names = join_first(list(map(str, saved)), MAX_NAMED) or "none"
         text = f"{self.run_dir}: the state after step {step:,} can't be computed: {problem}"
         return RunError(f"{text}; checkpoints are of the steps {names}{self.advice}")
 
@@ -399,7 +399,7 @@ def list_changed_causes(opened: OpenedRecipe, run_dir: Path) -> list[str]:
     except DataError:
         processes = []
     if not processes:
-        causes.append("its provenance.json is gone")
+        causes.append("its provenance.json is gone or damaged")
     if software := describe_changed_software(processes, current):
         causes.append(f"other software ({software})")
     machine = processes[0].get("machine") if processes else None

@@ -487,3 +487,10 @@ def test_error_has_one_line_for_any_key(tmp_path: Path) -> None:
     assert len(lines) == 4
     assert lines[1] == r"  a\n  error: b\x1b[31m = 1: there is no such key"
     assert max(map(len, lines)) < 200
+
+
+def test_key_may_be_added_after_it_was_removed() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", ["~seed", "+seed=3", "train.stepz=5"])
+    (problem,) = caught.value.problems
+    assert problem.startswith("train.stepz = 5: there is no such key")

@@ -21,7 +21,7 @@ from pipeline.cli.commands.root import ROOT as COMMANDS
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.replay import open_at, open_replay
+from pipeline.inspect.replay import Replay, open_at, open_replay
 from tests.command_line import compare, dump
 from tests.conftest import MLP, ROOT, compose_tiny
 
@@ -250,3 +250,12 @@ def test_record_of_a_step_is_compared_with_the_log(copied: Path) -> None:
         edit_loss(copied, 5)
         with pytest.raises(RunError, match=r"step 5: loss 1\.25 and "):
             replay.compute_step(5)
+
+
+def test_steps_are_counted_from_1(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0}\n')
+    opened: Any = None
+    with Reporter() as reporter:
+        replay = Replay(opened, tmp_path, reporter)
+        with pytest.raises(DataError, match="step 0: must be from 1 to 3, the last step"):
+            replay.compute_step(0)

@@ -53,7 +53,7 @@ class Taps:
 
 def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
     """Return images interpolated along rows by `column_taps`, then along columns by `row_taps`.
-    Bytes need two or four taps in fixed point."""
+    Bytes need two or four taps in fixed point, others are floats."""
     if values.dtype != np.uint8:
         rows = column_taps.sum(xp, values.astype(np.float32), 2)
         return row_taps.sum(xp, rows, 1).astype(values.dtype)
@@ -89,7 +89,7 @@ def make_opencv_taps(
     fraction = centres - first
     if interpolation == "cubic":
         return _make_neighbour_taps(source, first - 1, _compute_cubic_weights(fraction), fixed)
-    if axis == 2:  # At the upper and lower edge OpenCV keeps the weights of the clamped taps.
+    if axis == 2:  # On the other axis OpenCV keeps the weights of clamped taps.
         fraction = np.where((first < 0) | (first >= source - 1), np.float32(0), fraction)
     return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
@@ -135,7 +135,14 @@ def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
     if values.dtype != np.uint8:
         total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.float32), 2), 1)
         return (total * np.float32(1 / area)).astype(values.dtype)
-    total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.int32), 2), 1)
+    rows = column_taps.sum(xp, values.astype(np.int32), 2)
+    if 255 * area > np.iinfo(np.int32).max:
+        # The sum of an area exceeds int32, but whole levels of each row and the rests don't.
+        rest = row_taps.sum(xp, rows % column_total, 1)
+        levels = row_taps.sum(xp, rows // column_total, 1) + rest // column_total
+        remainder = column_total * (levels % row_total) + rest % column_total
+        return _round(levels // row_total, remainder, area).astype(np.uint8)
+    total = row_taps.sum(xp, rows, 1)
     if (row_total, column_total) == (2, 2):  # Only for this ratio OpenCV rounds halves up.
         return ((total + 2) >> 2).astype(np.uint8)
     return divide_rounded(total, area).astype(np.uint8)
@@ -162,9 +169,14 @@ def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
     """Return total / divisor, rounded to the nearest integer. Halves are rounded to even, or up if
     `halves_up`, a bool or a mask, is true."""
     quotient = total // divisor
-    doubled = 2 * (total - quotient * divisor)
-    half = (doubled == divisor) & ((quotient % 2 == 1) | halves_up)
-    return quotient + ((doubled > divisor) | half).astype(np.int32)
+    return _round(quotient, total - quotient * divisor, divisor, halves_up)
+
+
+def _round(quotient: Any, remainder: Any, divisor: int, halves_up: Any = False) -> Any:
+    """Round a quotient by its remainder, as `divide_rounded` does."""
+    left = divisor - remainder
+    half = (remainder == left) & ((quotient % 2 == 1) | halves_up)
+    return quotient + ((remainder > left) | half).astype(np.int32)
 
 
 def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:

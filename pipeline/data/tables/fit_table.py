@@ -1,4 +1,4 @@
-"""Functions that fit the columns of a table on its training rows, and encode rows."""
+"""Tables: read from a file by its suffix, fitted on their training rows, encoded, and described."""
 
 from __future__ import annotations
 
@@ -240,9 +240,11 @@ def _find_date_format(
     if len(formats) == 1:
         return formats[0]
     if is_listed and texts:
-        problem = f"fit the formats {' and '.join(formats)}" if formats else "have several formats"
+        problem = "no known format fits all of them"
+        if formats:
+            problem = f"the values fit the formats {' and '.join(formats)}"
         raise ValueError(
-            f"{show_name(name)} = {texts[0]!r:.60}: must be dates, but the values {problem}; "
+            f"{show_name(name)} = {texts[0]!r:.60}: must be dates, but {problem}; "
             "set dataset.date_format, such as %d/%m/%Y"
         )
     return None
@@ -283,7 +285,8 @@ def _fit_category(
 def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Return notes on columns, as `_describe_column` does. `rows` are the training rows."""
+    """Return notes on quantities, and on columns as `_describe_column` does, or in several units.
+    Dates have none. `rows` are the training rows."""
     notes = [describe_quantity(name, quantity) for name, quantity in raw.quantities.items()]
     for column in table.columns:
         if column.date is None:

@@ -43,7 +43,7 @@ CHUNK = 1 << 15
 CHUNK_VALUES = 1 << 22
 """The most rows, and the most values, that Python's reader converts at once."""
 MAX_LINE = 1 << 24
-"""Characters of the longest line that is read."""
+"""Characters of the shortest line that is refused."""
 DELIMITERS = ",;\t|"
 SNIFFED_LINES = 20
 """Number of lines that are read to decide whether fields are separated by spaces."""
@@ -223,7 +223,9 @@ def _parse_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | N
         # The index of a missing text is -1, so 1 is added: it selects the first of these, NaN.
         numbers = np.array(parsed)[encoded.indices.fill_null(-1).to_numpy() + 1]
     # A number that means "missing" can be written in several ways, such as -999 and -999.0.
-    parsed_missing = map(_parse_number, form.missing_values)
+    parsed_missing = [
+        _parse_number(text.replace(form.decimal, ".")) for text in form.missing_values
+    ]
     missing_numbers = [value for value in parsed_missing if value is not None]
     return np.where(np.isin(numbers, missing_numbers), nan, numbers) if missing_numbers else numbers
 
@@ -236,7 +238,7 @@ def _parse_number(text: str) -> float | None:
 
 
 class LineError(csv.Error):
-    """A line that no table has, with its number."""
+    """The number of a line, and why it can't be one of a table."""
 
 
 @dataclass(frozen=True)
@@ -312,10 +314,10 @@ def read_lines(file: IO[str]) -> Iterator[str]:
         if not line:
             return
         if "\0" in line:
-            problem = "has a NUL character; it isn't a CSV, or has another encoding"
+            problem = "has a NUL character; it isn't a text, or has another encoding"
             raise LineError(f"line {number:,}: {problem}")
         if len(line) == MAX_LINE:
-            raise LineError(f"line {number:,}: has more than {MAX_LINE:,} characters")
+            raise LineError(f"line {number:,}: has {MAX_LINE:,} characters or more")
         yield line
 
 
@@ -328,17 +330,19 @@ def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
 
 
 def _find_delimiter(lines: Iterator[str]) -> str:
-    """Return the most frequent delimiter of the first line that isn't blank. If the line has none,
-    it is the space if it splits all lines into equal numbers of fields, else the comma."""
+    """Return the most frequent delimiter of the first line that isn't blank, outside of quotes. If
+    the line has none, it is the space if it splits all lines into equal numbers of fields, else the
+    comma."""
     first = next((line for line in lines if line.strip("\r\n")), "")
-    if not any(delimiter in first for delimiter in DELIMITERS):
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    if not any(delimiter in unquoted for delimiter in DELIMITERS):
         rows = _split_fields(chain([first], lines), " ")
         fields = set()
         # Errors are raised when the file is read again, with the number of the line.
         with suppress(csv.Error, UnicodeError):
             fields = {len(row) for row in islice(rows, SNIFFED_LINES) if row}
         return " " if len(fields) == 1 and max(fields) > 1 else ","
-    return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
+    return max(DELIMITERS, key=lambda delimiter: (unquoted.count(delimiter), delimiter == ","))
 
 
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:

@@ -6,8 +6,8 @@ of long blocks, and each of the three computations is one product of matrices:
 
     forward           kernel (features, window) x patches (window, positions)
     weight gradient   patches (window, positions) x cotangent (positions, features)
-    input gradient    kernel (rows * channels, columns * features) x shifted cotangents, whose rows
-                      are then added where they overlap
+    input gradient    kernel (rows * channels, columns * features) x shifted cotangents; the rows of
+                      the product are then added where they overlap
 
 A window holds kernel rows, kernel columns and channels, and positions hold the height and the width
 of the result and the batch.
@@ -147,6 +147,7 @@ def _compute_weight_grad(patches: Array, cotangent: Array) -> Array:
 
 
 def _compute_input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
+    """Return the gradient (channels, height, width, batch)."""
     with _forbid_inlining():
         spread = _spread_columns(window, cotangent)
         products = _multiply_rows(window, kernel, spread)

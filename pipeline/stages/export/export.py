@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax import export
 
-from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.core.errors import DataError, RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors, format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.array_values import explain_value_read, is_value_read
@@ -65,7 +65,7 @@ def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | 
     `onnx_entries` are added to model.json. This file is removed first and written last, so that an
     incomplete folder has none. Without `onnx_entries`, the files of an earlier export to ONNX are
     removed: they may have other weights. Raises RunError if a file can't be written, or if an op
-    can't be compiled for any batch size.
+    needs a certain batch size, and RecipeError if one reads the values of a sample.
     """
     (batch,) = export.symbolic_shape("batch")
     samples = run.samples.pack(
@@ -77,8 +77,8 @@ def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | 
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_value_read(error):
             raise RecipeError(explain_value_read(error)) from error
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
+        problem = f"can't be exported for batches of any size: {first_line(error)}"
+        raise RunError(f"{run.recipe.name}: {problem}") from error
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         outdated = (DESCRIPTION,) if onnx_entries else (DESCRIPTION, *ONNX_FILES)
@@ -120,7 +120,8 @@ def read_export(folder: Path) -> ExportedNetwork:
         raise DataError(f"{folder / DESCRIPTION}: doesn't describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
     program = _read_program(folder / PROGRAM)
-    (weights, _samples), _keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
+    arguments, _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    weights = arguments[0] if len(arguments) == 2 and isinstance(arguments[0], Mapping) else {}
     shapes = {name: tuple(aval.shape) for name, aval in weights.items()}
     if shapes != {name: array.shape for name, array in arrays.items()}:
         raise DataError(f"{folder}: {WEIGHTS} doesn't fit {PROGRAM}; export the run again")

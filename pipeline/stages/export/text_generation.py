@@ -73,7 +73,8 @@ class Sampling:
 
     temperature: float = 1.0
     top_k: int | None = None
-    """Number of most probable tokens to sample from; None: all."""
+    """Number of most probable tokens to sample from, and tokens that tie with the last of these;
+    None: all."""
     seed: int = 0
 
 
@@ -139,9 +140,9 @@ def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder
 
 def make_decoder(run: TrainedRun) -> Decoder:
     """Return the decoder of a run, with a cache if its layers allow one."""
-    tokens = run.samples.single
+    sample = run.samples.single
     return make_cached_decoder(run) or make_uncached_decoder(
-        make_predict(run), tokens.shape[0], tokens.dtype
+        make_predict(run), sample.shape[0], sample.dtype
     )
 
 

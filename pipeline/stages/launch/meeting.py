@@ -153,7 +153,7 @@ def _report(place: RankPlace, limit_s: float) -> str:
             problem = answer.get("problem")
             if isinstance(problem, str):
                 return printable(problem)
-            reason = "it closed the connection"
+            reason = "it was reached"
         except OSError as error:
             reason = get_system_reason(error)
         if time.monotonic() + RETRY_S > deadline:

@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.tree_diff import find_value
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, finite_number, read_lines
 from pipeline.stages.record.run_directory import SUMMARY
 from pipeline.study.runs.ranking import TRAIN_LOSS, is_larger_better
@@ -81,8 +82,9 @@ def to_values(errors: Any, scale: Scale) -> np.ndarray:
 def thin(steps: Sequence[int], values: Sequence[float], total: int, metric: str) -> np.ndarray:
     """Return at most `POINTS` points of a curve for a whole run, float (2, n): shares and values.
 
-    Of several evaluations in a 40th of the run, the last counts, and of training losses the mean,
-    since the loss of a single step is noise. Values that aren't finite are left out.
+    `steps` ascend. Of several evaluations in a 40th of the run, the last counts, and of training
+    losses the mean, since the loss of a single step is noise. Values that aren't finite are left
+    out.
     """
     step = np.asarray(steps, float)
     value = np.asarray(values, float)
@@ -102,7 +104,7 @@ def read_curve(run_dir: Path, metric: str, group: str) -> LearningCurve | None:
     """Read the curve of a run that is done; None if it has no such curve.
 
     The final value is of the evaluation after training, or the mean loss of the last 40th of the
-    steps. Raises DataError and OSError if a file can't be read.
+    steps. Raises DataError, OSError and ValueError if a file can't be read.
     """
     summary = read_json(run_dir / SUMMARY)
     steps = summary.get("steps") if isinstance(summary, Mapping) else None
@@ -117,7 +119,7 @@ def read_curve(run_dir: Path, metric: str, group: str) -> LearningCurve | None:
         number = finite_number(line.fields.get("loss" if is_trained else metric))
         if number is not None:
             points[line.step] = number
-    final = None if is_trained else finite_number(dict(summary.get("metrics", {})).get(metric))
+    final = None if is_trained else finite_number(find_value(summary, ("metrics", metric)))
     if final is not None:
         points[steps] = final
     shares, values = thin(list(points), list(points.values()), steps, metric)
@@ -159,7 +161,7 @@ def read_shipped_curves(kind: Literal["evaluation", "training"]) -> Sequence[Lea
 
 
 def list_recipe_runs(folder: Path, recipe_name: str, besides: Path) -> Sequence[Path]:
-    """List the done runs of a recipe below a folder, in the order of their paths.
+    """List the runs of a recipe below a folder that have ended, done or not, in the order of paths.
 
     Empty if there is no such folder.
     """
@@ -203,7 +205,7 @@ class FinalError:
     """Width of the kernel around each sample."""
 
     def quantile(self, share: float) -> float:
-        """Return the error below which a share of the distribution is."""
+        """Return the error below which a share of the samples is, without their kernels."""
         middles = np.cumsum(self.weights) - self.weights / 2
         return float(np.interp(share, middles, self.samples))
 
@@ -225,13 +227,13 @@ def extrapolate(
     `shares` and `errors` are float (n,), with n of at least `MIN_POINTS`. `curves` are of at least
     two groups; each is read at the same shares.
     """
-    first_errors = np.array([np.interp(shares, curve.shares, curve.errors) for curve in curves])
+    known_errors = np.array([np.interp(shares, curve.shares, curve.errors) for curve in curves])
     final = np.array([curve.errors[-1] for curve in curves])
-    _, groups, sizes = np.unique(
+    _, groups, counts = np.unique(
         [curve.group for curve in curves], return_inverse=True, return_counts=True
     )
-    weights = len(curves) / len(sizes) / sizes[groups]
-    features, levels = _describe(shares, np.vstack([first_errors, errors]))
+    weights = len(curves) / len(counts) / counts[groups]
+    features, levels = _describe(shares, np.vstack([known_errors, errors]))
     inputs = _standardize(features)
     rows, query = inputs[:-1], inputs[-1]
     falls = final - levels[:-1]
@@ -305,7 +307,8 @@ def _fit_lines(
 
 
 def _standardize(features: np.ndarray) -> np.ndarray:
-    """Return features over their quartile distances, softly limited, after a column of ones."""
+    """Return features less their medians, over their quartile distances, softly limited, after a
+    column of ones. The last row, which is asked for, doesn't count in medians and quartiles."""
     low, middle, high = np.percentile(features[:-1], (25, 50, 75), axis=0)
     scaled = (features - middle) / (high - low + 1e-3)
     limited = SOFT_LIMIT * np.tanh(scaled / SOFT_LIMIT)

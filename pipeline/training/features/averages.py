@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 EVALUATED: Final = "evaluated"
 """Key, in the state of a feature, of the weights that evaluations use."""
+AVERAGE: Final = "average"
+"""Name of the moving average, whose whole state is such weights."""
 
 
 class WeightCopy(StepFeature):
@@ -33,9 +35,6 @@ class WeightCopy(StepFeature):
         return True
 
     def init(self, trained: Any) -> Any:
-        import jax
-        import jax.numpy as jnp
-
         return jax.tree.map(jnp.copy, trained)
 
 
@@ -51,10 +50,6 @@ class EvaluatedWeights(WeightCopy):
         return {EVALUATED: super().init(trained)}
 
     def change_outputs(self, forward: ForwardPass, trained: Any, outputs: Outputs) -> Outputs:
-        import jax
-
-        from pipeline.training.state import select_averaged
-
         if not jax.tree.leaves(forward.collections):
             return outputs
         for feature in forward.config.features:
@@ -72,8 +67,6 @@ class EvaluatedWeights(WeightCopy):
         return outputs._replace(collections=jax.lax.stop_gradient(collections))
 
     def change_weights(self, state: TrainState, params: Any) -> Any:
-        from pipeline.training.state import merge_params
-
         return merge_params(params, state.features[self.name][EVALUATED])
 
 
@@ -86,9 +79,6 @@ class LabelCount(StepFeature):
         batch = forward.batch
         number = count_batch_labels(forward.config, outputs.logits, batch.labels, batch.mask)
         return outputs._replace(sums={**outputs.sums, self.name: number})
-
-
-AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -123,6 +113,7 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
 def find_evaluated(features: Mapping[str, Any]) -> Any:
     """Return the trained parameters that evaluations use, from the states of features; None if they
     use those of the training."""
+    # The moving average is a tree of weights, which may have a part of the name `EVALUATED` too.
     parts = [part for name, part in features.items() if name != AVERAGE and isinstance(part, dict)]
     evaluated = [part[EVALUATED] for part in parts if EVALUATED in part]
     return evaluated[0] if evaluated else features.get(AVERAGE)
@@ -149,6 +140,7 @@ class ScheduleFree(EvaluatedWeights):
         self, before: TrainState, after: TrainState, rates: Array | float
     ) -> TrainState:
         part = before.features[self.name]
+        # The first of the rates is the main schedule's.
         max_rate = jnp.maximum(part["max_rate"], jnp.ravel(jnp.asarray(rates, jnp.float32))[0])
         number = count_updates(before).astype(jnp.float32) + 1
         weight = number**self.rule.step_power * max_rate**self.rule.rate_power

@@ -68,10 +68,12 @@ class RobustnessReport:
     samples: int
     classes: int
     clean: float
+    """The accuracy without attack or corruption."""
     attacks: tuple[AttackRow, ...]
     corruptions: tuple[CorruptionRow, ...]
 
     def to_document(self) -> dict[str, Any]:
+        """Return the report as JSON has it."""
         return {
             **asdict(self),
             "attacks": [asdict(row) for row in self.attacks],
@@ -88,7 +90,10 @@ class RobustnessReport:
 
     @property
     def robust_accuracy(self) -> float | None:
-        """The least accuracy under an attack within its radius; None without one."""
+        """The least accuracy under an attack within its radius; None without one.
+
+        The share of images that withstand all attacks together may be smaller.
+        """
         bounded = [row.accuracy for row in self.attacks if row.attack != UNBOUNDED]
         return min(bounded, default=None)
 

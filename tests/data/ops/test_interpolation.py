@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,3 +67,22 @@ def test_area_average_over_whole_pixels_is_their_mean(rows: int, columns: int) -
     image = np.random.default_rng(0).random((2, 4 * rows, 5 * columns, 3)).astype(np.float32)
     blocks = image.reshape(2, 4, rows, 5, columns, 3).mean(axis=(2, 4))
     np.testing.assert_allclose(average_areas(np, image, (4, 5)), blocks, rtol=1e-5)
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_areas_of_large_images_do_not_overflow(xp: Any) -> None:
+    """255 times the weights of a target pixel, 2,903 * 2,903, exceeds int32."""
+    images = np.random.default_rng(0).integers(0, 256, (1, 2903, 2903, 1), np.uint8)
+    images[:, 1451:, 1451:] = 255
+    found = np.asarray(average_areas(xp, xp.asarray(images), (2, 2)))[0, :, :, 0]
+    half = np.array([1.0] * 1451 + [0.5] + [0.0] * 1451)
+    weights = np.stack([half, half[::-1]]) / half.sum()
+    np.testing.assert_array_equal(found, np.rint(weights @ images[0, :, :, 0] @ weights.T))
+
+
+def test_areas_of_large_images_round_halves_to_even() -> None:
+    images = np.zeros((1, 2904, 2904, 1), np.uint8)
+    images[:, :, 1::2] = 3
+    assert average_areas(np, images, (1, 1)).item() == 2
+    images[:, :, 1::2] = 1
+    assert average_areas(np, images, (1, 1)).item() == 0

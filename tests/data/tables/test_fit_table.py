@@ -256,3 +256,11 @@ def test_robust_numbers_are_scaled_by_quartiles_and_clipped(tmp_path: Path) -> N
 def test_range_replaces_equal_quartiles() -> None:
     numbers = np.array([0.0] * 90 + [8.0] * 10)
     assert module.measure_robustly(numbers) == (0.0, 4.0)
+
+
+def test_listed_dates_of_no_known_format_are_reported(tmp_path: Path) -> None:
+    path = write(tmp_path, [["2024 AD"], ["2025 AD"]], "day")
+    options = FitOptions(lambda name: "date", True, True, 9)
+    raw = read_table(path, FORM, options.kind_of)
+    with pytest.raises(ValueError, match="must be dates, but no known format fits all of them; "):
+        fit_table(raw, ["day"], np.arange(2), FORM, options)

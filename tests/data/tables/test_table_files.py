@@ -259,7 +259,7 @@ def test_overlong_field_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_overlong_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINE", 1000)
-    with pytest.raises(ValueError, match="line 2: has more than 1,000 characters"):
+    with pytest.raises(ValueError, match="line 2: has 1,000 characters or more"):
         read(tmp_path, "a\n" + "1," * 1000)
 
 
@@ -291,3 +291,13 @@ def test_columns_match_a_plain_csv_reader(
             wanted = bare
         assert values(table, name) == wanted
     assert np.all([table.locate(row).startswith("line ") for row in range(table.rows)])
+
+
+def test_delimiters_in_quotes_are_not_counted(tmp_path: Path) -> None:
+    table = read(tmp_path, '"income, net";"rate, gross, %";x\n1;2;3\n')
+    assert table.names == ("income, net", "rate, gross, %", "x")
+
+
+def test_missing_number_may_have_a_decimal_comma(tmp_path: Path) -> None:
+    table = read(tmp_path, "a;b\n-1,50;1\n2,5;2\n", decimal=",", missing_values=("", "-1,5"))
+    assert values(table, "a") == [None, 2.5]

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.core.host.launchers import RankPlace
+from pipeline.stages.launch import meeting
 from pipeline.stages.launch.meeting import meet, read_line
 
 
@@ -62,6 +63,16 @@ def test_missing_first_process_is_reported(address: str) -> None:
     (problem,) = gather([RankPlace(1, 2, address)], limit_s=0.5)
     assert problem == (
         f"process 1 of 2: no answer from process 0 at {address} in 0.5 s (Connection refused)"
+    )
+
+
+def test_silent_first_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "LINE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (problem,) = gather([RankPlace(1, 2, address)], limit_s=0.3)
+    assert problem == (
+        f"process 1 of 2: no answer from process 0 at {address} in 0.3 s (it was reached)"
     )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,17 @@ def test_runs_of_other_recipes_and_broken_ones_are_left_out(tmp_path: Path) -> N
     assert [curve.group for curve in read_own_curves(runs, "accuracy")] == [str(mine)]
     assert list_recipe_runs(tmp_path, "mine", besides=mine) == [tmp_path / "c", pruned]
     assert list_recipe_runs(tmp_path / "none", "mine", besides=mine) == []
+
+
+@pytest.mark.parametrize("metrics", [None, 5, [1], {"accuracy": "high"}])
+def test_curve_without_a_final_evaluation_ends_with_the_last_line(
+    metrics: Any, tmp_path: Path
+) -> None:
+    run_dir = make_run(tmp_path / "a")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    (run_dir / "summary.json").write_text(json.dumps({**summary, "metrics": metrics}))
+    (curve,) = read_own_curves([run_dir], "accuracy")
+    assert to_values(curve.errors, "share")[-1] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "training"])

@@ -130,7 +130,8 @@ class EmulationOptions(Spec):
     host_workers: PositiveInt
     """Processes of the emulated host that prepare data."""
     auto_tune: TuneMode | None
-    """Search for the tiles of every product: of all tiles, genetic, in a tree, or the last two."""
+    """Search for the tiles of every product. exhaustive: of all tiles; ga: genetic; rl: in a tree;
+    rl,ga: the last two."""
     tune_bank: FilePath | None
     """The knowledge bank of tiles, read before the search and written after it; null: the bank in
     the folder TUNE_BANK_PATH, if any."""
@@ -241,8 +242,7 @@ class StepOptions:
     """Host time of one op, instead of the chip's."""
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise OptionError(f"mode = {self.mode!r}: must be one of {', '.join(MODES)}")
+        _require_mode(self.mode)
         for name in ("sink_size", "devices", "batch_size"):
             check_count(name, getattr(self, name))
         if self.op_launch_us is not None:
@@ -269,14 +269,13 @@ class StepOptions:
 def choose_mode(software: Any, mode: Mode | None) -> Mode:
     """Return the requested launch mode, or the default mode of a software stack.
 
-    Raises OptionError for an unknown stack or version, and for a mode that the stack doesn't
+    Raises OptionError for an unknown stack, version or mode, and for a mode that the stack doesn't
     support.
     """
+    if mode is not None:
+        _require_mode(mode)
     if software is None:
-        mode = "loop_sink" if mode is None else mode
-        if mode not in MODES:
-            raise OptionError(f"mode = {mode!r}: must be one of {', '.join(MODES)}")
-        return mode
+        return mode or "loop_sink"
     try:
         eager = find_stack(str(software)).is_eager
     except ValueError as error:
@@ -291,13 +290,17 @@ def choose_mode(software: Any, mode: Mode | None) -> Mode:
 
 def check_count(name: str, value: Any, most: int | None = None) -> int:
     """Return a count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        count = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        count = None
+    if count is None:
         raise OptionError(f"{name} = {value!r}: must be a whole number")
-    if value < 1:
-        raise OptionError(f"{name} = {value}: must be at least 1")
-    if most is not None and value > most:
-        raise OptionError(f"{name} = {value}: must be at most {most}")
-    return index(value)
+    if count < 1:
+        raise OptionError(f"{name} = {count}: must be at least 1")
+    if most is not None and count > most:
+        raise OptionError(f"{name} = {count}: must be at most {most}")
+    return count
 
 
 def check_switch(name: str, value: Any) -> bool:
@@ -305,6 +308,11 @@ def check_switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name} = {value!r}: must be True or False")
     return value
+
+
+def _require_mode(mode: Any) -> None:
+    if mode not in MODES:
+        raise OptionError(f"mode = {mode!r}: must be one of {', '.join(MODES)}")
 
 
 def _check_range(name: str, value: float, *, least: float) -> None:

@@ -1,9 +1,10 @@
 """Formulas of max pooling, and pools of one axis to any number of windows.
 
-Formulas take (problem, lowering, images), and a cotangent for the gradient.
+Formulas take (problem, lowering, images), and a cotangent for the gradient. `lowering.images` is
+the number of images in a chunk, None for all.
 
-Of n positions, window i of k has those from floor(i n / k) up to, not including, ceil((i + 1) n /
-k), as in PyTorch.
+To pool an axis, counted from 0, of n positions to k windows, window i has the positions from
+floor(i n / k) up to, not including, ceil((i + 1) n / k), as in PyTorch.
 """
 
 from __future__ import annotations

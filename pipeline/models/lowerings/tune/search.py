@@ -39,7 +39,8 @@ Clock = Callable[[Lowering, float], float]
 """(lowering, microseconds at which to give up) -> microseconds."""
 ROUNDS = 4
 ROUND_S = 0.02
-"""Longest time of a round in seconds. A round takes at least a quarter of it."""
+"""Longest time of a round in seconds, unless a single call is longer. A round takes at least a
+quarter of it, unless `MAX_CALLS` calls are shorter."""
 CALLS_FACTOR = 4
 MAX_CALLS = 4096
 """Factor by which the calls of a round grow until it is long enough, and the most calls."""
@@ -93,7 +94,7 @@ def _breed_generations(
     count = min(POPULATION, len(candidates))
     yield [candidates[i] for i in generator.choice(len(candidates), count, replace=False)]
 
-    # A generator, since the choice of a child depends on the times of the children before it.
+    # Children are bred one by one, since a choice depends on the times of the children before it.
     def breed_children(elite: Sequence[Lowering]) -> Iterator[Lowering]:
         for _ in range(count):
             untimed = [lowering for lowering in candidates if lowering not in times_us]

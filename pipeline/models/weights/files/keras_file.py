@@ -103,7 +103,10 @@ def _list_layer_groups(content: bytes) -> list[str]:
 
 
 def _walk(root: Any, h5py: Any) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Yield the paths and arrays of a group and all groups within it."""
+    """Yield the paths and arrays of a group and of groups within it, but for the optimizer's.
+
+    Raises ValueError for anything else, such as a link.
+    """
     pending: list[tuple[tuple[str, ...], Any]] = [((), root)]
     groups = {root}
     while pending:
@@ -143,7 +146,19 @@ def _name_variables(
             yield path[0], path[2:] if path[0] == path[1] else path[1:], array
     for path, arrays in by_layer.items():
         axes = tuple(array.ndim for array in arrays)
-        names = _NAMES.get(axes, ("kernel", "bias", *map(str, range(2, len(axes)))))
+        names = _NAMES.get(axes) or _name_by_axes(axes)
         inner = path[1:] if path[:1] == ("layers",) else path
-        for name, array in zip(names, arrays, strict=False):
+        for name, array in zip(names, arrays, strict=True):
             yield inner[0] if inner else "model", (*inner[1:], name), array
+
+
+def _name_by_axes(axes: Sequence[int]) -> list[str]:
+    """Return the names of the variables of a layer with a kernel, which is the first.
+
+    The bias is the first with fewer axes. Others are numbered, such as an LSTM's recurrent kernel.
+    """
+    names = ["kernel", *map(str, range(1, len(axes)))]
+    bias = next((number for number, count in enumerate(axes) if count < axes[0]), None)
+    if bias is not None:
+        names[bias] = "bias"
+    return names

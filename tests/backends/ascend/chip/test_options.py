@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from pipeline import load_recipe
 from pipeline.backends.ascend import price
-from pipeline.backends.ascend.chip.options import OptionError, find_stack, load_stacks
+from pipeline.backends.ascend.chip.options import (
+    OptionError,
+    check_count,
+    choose_mode,
+    find_stack,
+    load_stacks,
+)
 from pipeline.backends.ascend.compiler.primitives import load_patterns
 from pipeline.backends.ascend.compiler.tasks_from_kernels import ADAM_FUSION
 from pipeline.core.errors import RecipeError
@@ -87,3 +96,14 @@ def test_version_without_fusions_is_never_faster() -> None:
         for software in ("pytorch_eager", "pytorch_eager@1.5", "pytorch_eager@1.8.1")
     ]
     assert len(set(eager)) == 1
+
+
+def test_unknown_mode_of_a_named_stack_is_refused() -> None:
+    with pytest.raises(OptionError, match="mode = 'fast': must be one of op_by_op, graph_sink, "):
+        choose_mode("mindspore_graph", "fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [np.array([1, 2]), np.array(1.5), 1.5, True])
+def test_count_must_be_a_whole_number(count: Any) -> None:
+    with pytest.raises(OptionError, match=r"^devices = .*: must be a whole number$"):
+        check_count("devices", count)

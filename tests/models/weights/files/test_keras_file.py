@@ -178,3 +178,21 @@ def test_half_precision_is_preserved(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "net.h5", "w") as file:
         file["dense/kernel"] = np.ones((2, 3), np.float16)
     assert read_weights(tmp_path / "net.h5")["dense.0.kernel"].dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("shapes", "names"),
+    [
+        ([(2, 4), (2, 4), (4,)], ["kernel", "1", "bias"]),  # an LSTM
+        ([(3, 2, 4), (2, 4)], ["kernel", "bias"]),  # a projection of attention
+        ([(2, 4), (4,), (4,)], ["kernel", "bias", "2"]),
+    ],
+)
+def test_bias_has_fewer_axes_than_the_kernel(
+    shapes: list[tuple[int, ...]], names: list[str], tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "net.weights.h5", "w") as file:
+        for number, shape in enumerate(shapes):
+            file[f"layers/cell/vars/{number}"] = np.zeros(shape, np.float32)
+    arrays = read_weights(tmp_path / "net.weights.h5")
+    assert list(arrays) == [f"cell.0.{name}" for name in names]
