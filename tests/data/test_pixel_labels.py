@@ -22,7 +22,7 @@ from pipeline.data.ops.geometry import (
     RandomVerticalFlip,
 )
 from pipeline.data.ops.policies import AutoAugment, RandAugment
-from pipeline.data.ops.resize import RandomResizedCrop, RandomSize, Resize
+from pipeline.data.ops.resize import ProgressiveSize, RandomResizedCrop, RandomSize, Resize
 from pipeline.data.ops.together import make_joint_ops
 from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
 from pipeline.data.random import seed_words
@@ -48,6 +48,7 @@ EXACT: list[MapOp] = [
     RandomRotation(degrees=60.0, fill=255),
     RandomAffine(degrees=60.0, scale=(0.7, 1.3), shear_x=(-20.0, 20.0), fill=255),
     RandomSize(sizes=((5, 20), (3, 4)), interpolation="nearest"),
+    ProgressiveSize(sizes=((5, 20), (3, 4)), after_epochs=(1,), interpolation="nearest"),
 ]
 """Ops that copy pixels, so that a label can be read off the pixel that it belongs to."""
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.inspect.fuzz import (
-    KINDS,
+    FAULT_KINDS,
     count_right,
     inject_faults,
     list_counts,
@@ -23,7 +23,7 @@ PARAMS = {
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("fault", KINDS)
+@pytest.mark.parametrize("fault", FAULT_KINDS)
 @given(count=st.integers(1, 100), seed=st.integers(0, 2**31), trial=st.integers(0, 4))
 def test_faults_have_the_requested_number(fault: str, count: int, seed: int, trial: int) -> None:
     before = np.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(PARAMS)])
