@@ -188,7 +188,7 @@ def list_values(annotation: Any) -> list[Any]:
     plain: Mapping[Any, list[Any]] = {
         bool: [True, False],
         int: [2, 1, 0, 3, 5, 7],
-        float: [0.5, 0.25, 1.5, 2.0, 0.01, 0.0],
+        float: [0.01, 0.5, 1.5, 2.0, 0.25, 0.0],
         str: ["another"],
         NoneType: [None],
     }

@@ -255,7 +255,6 @@ COVERED = {
         "modules of PyTorch",
     ),
     # Stages of a run.
-    "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),
     "pipeline.study.population.shared_program": (
         "study/sweep/test_vectorized.py",

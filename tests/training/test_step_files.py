@@ -61,7 +61,6 @@ def test_plain_step_uses_few_files() -> None:
         "state.py",
         "step_config.py",
         "bucketing.py",
-        "initial_state.py",
         "step_feature.py",
         "features/loss_scales.py",
         "telemetry.py",
