@@ -242,7 +242,10 @@ def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
             difference = values[:, ours] - values[:, index]
             better = f"{int((difference > 0).sum())} of {len(complete)}"
             if difference.any():
-                p = f"{wilcoxon(difference, alternative='less').pvalue:.3f}"
+                with warnings.catch_warnings():
+                    # With equal values, fewer than ten sets have an approximate p-value.
+                    warnings.simplefilter("ignore", UserWarning)
+                    p = f"{wilcoxon(difference, alternative='less').pvalue:.3f}"
         yield [
             name,
             f"{ranks[:, index].mean():.2f}",
