@@ -241,11 +241,12 @@ def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
         if ours is not None and index != ours:
             difference = values[:, ours] - values[:, index]
             better = f"{int((difference > 0).sum())} of {len(complete)}"
-            if difference.any():
+            different = difference[difference != 0]
+            if len(different):
                 with warnings.catch_warnings():
-                    # With equal values, fewer than ten sets have an approximate p-value.
+                    # Fewer than ten sets, some of which differ equally, have an approximate value.
                     warnings.simplefilter("ignore", UserWarning)
-                    p = f"{wilcoxon(difference, alternative='less').pvalue:.3f}"
+                    p = f"{wilcoxon(different, alternative='less').pvalue:.3f}"
         yield [
             name,
             f"{ranks[:, index].mean():.2f}",
