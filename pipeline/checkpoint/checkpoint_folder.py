@@ -1,6 +1,5 @@
 """Folder of a run's checkpoints: names and kinds of its entries, and the archive for the autopsy of
-a non-finite step, when its run is resumed.
-"""
+a non-finite step, when its run is resumed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Registration with Hydra of the recipes and components that overrides choose, and access to
-Hydra's private modules, some of which differ between Hydra 1.3 and 1.4.
-"""
+Hydra's private modules, some of which differ between Hydra 1.3 and 1.4."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Raw data: two splits of named columns of equal length, and the targets of a network among them:
-classes, numbers, labels or the next token.
-"""
+classes, numbers, labels or the next token."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A dataset: both splits and the order of their samples, and the arrays of a batch that a network
-reads.
-"""
+reads."""
 
 from __future__ import annotations
 

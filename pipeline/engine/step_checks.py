@@ -1,6 +1,5 @@
 """Checks of a custom step: its state, its results, whether it calls the host, and its first value
-that isn't finite with the line that made it.
-"""
+that isn't finite with the line that made it."""
 
 from __future__ import annotations
 

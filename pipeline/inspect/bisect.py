@@ -1,6 +1,5 @@
 """Search for the smallest set of changed keys that turns one run into another: mixtures of their
-recipes, and the outcome of a mixture by its first steps or by a paired test of a metric.
-"""
+recipes, and the outcome of a mixture by its first steps or by a paired test of a metric."""
 
 from __future__ import annotations
 

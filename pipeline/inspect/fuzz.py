@@ -1,6 +1,5 @@
 """Search for changed images with wrong predictions, guided by the coverage of layers, and the
-accuracy that faults of weights leave (flipped bits, zeros, changed signs).
-"""
+accuracy that faults of weights leave (flipped bits, zeros, changed signs)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Fine-tuning: a state with the weights of another run or of a file, freezing by phases, and
-learning rates by the depth of layers.
-"""
+learning rates by the depth of layers."""
 
 from __future__ import annotations
 

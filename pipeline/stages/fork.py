@@ -1,6 +1,5 @@
 """Fork of a run: the steps that two recipes have in common, and a run directory with logs, state
-and recipe, from which a run trains on.
-"""
+and recipe, from which a run trains on."""
 
 from __future__ import annotations
 

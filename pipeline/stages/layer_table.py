@@ -1,6 +1,5 @@
 """Table of the layers of a recipe's network (parameters, shapes, when they are trained), and the
-network's graph for TensorBoard: its operations by layer.
-"""
+network's graph for TensorBoard: its operations by layer."""
 
 from __future__ import annotations
 

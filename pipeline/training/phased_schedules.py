@@ -1,6 +1,5 @@
 """Learning-rate schedules of several phases: restarts, waves, a cooldown, one cycle, and one rate
-for each update from a file.
-"""
+for each update from a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The state of a run at step 0 with the keys that it is drawn with, and its change by a step: the
-outcome, the update, and what features do after it.
-"""
+outcome, the update, and what features do after it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A loss and its gradients as a graph, and the blocks that a plan decides about: regions of
-activations, operators between them, weights.
-"""
+activations, operators between them, weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Layouts of arrays on a mesh, and dimensions that are sharded together: connected components of
-the dimensions of a graph's values.
-"""
+the dimensions of a graph's values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Atomic writes of bytes, texts and strict JSON: readers see complete files alone. Locks between
-processes, which the kernel releases when their holder dies.
-"""
+processes, which the kernel releases when their holder dies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Texts of names for messages: the known name nearest to a wrong one, names split by spaces, and
-sentences about tasks that aren't trained here, such as detection.
-"""
+sentences about tasks that aren't trained here, such as detection."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Paths of the package and its files, in a checkout and in a wheel, of the user's cache, and
-addresses of remote files and folders, such as s3://bucket/folder.
-"""
+addresses of remote files and folders, such as s3://bucket/folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Measurement of a call's time by the shortest of several calls, and the load of the machine by
-other programs, which makes measured times longer.
-"""
+other programs, which makes measured times longer."""
 
 from __future__ import annotations
 

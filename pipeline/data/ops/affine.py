@@ -1,6 +1,5 @@
 """Affine maps of images, in the fixed point of OpenCV's warpAffine, ops that draw such maps, and a
-linear map of whole images, such as ZCA whitening.
-"""
+linear map of whole images, such as ZCA whitening."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Labelled series and their files: .ts, .npz, and tables with a row for each step. Other Python
-packages may ship them.
-"""
+packages may ship them."""
 
 from __future__ import annotations
 

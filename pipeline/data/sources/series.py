@@ -1,6 +1,5 @@
 """The user's series: with labels, as .ts, .npz or tables with a row for each step, and as windows
-to forecast from a table with a column of times.
-"""
+to forecast from a table with a column of times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Sources that need no download: random images with the sizes of another source, and MNIST-1D,
-short series in the shapes of ten digits, made by a formula (Greydanus 2020).
-"""
+short series in the shapes of ten digits, made by a formula (Greydanus 2020)."""
 
 from __future__ import annotations
 

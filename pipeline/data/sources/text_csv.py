@@ -1,6 +1,5 @@
 """Texts of a file as padded tokens: with classes, in pairs, or as documents that share windows of
-tokens.
-"""
+tokens."""
 
 from __future__ import annotations
 

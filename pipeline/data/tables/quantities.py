@@ -1,6 +1,5 @@
 """Texts of a table that stand for numbers: dates, and numbers with a unit, a currency or marks
-between thousands, such as 5 kg, $1,000 and 1,000.
-"""
+between thousands, such as 5 kg, $1,000 and 1,000."""
 
 from __future__ import annotations
 

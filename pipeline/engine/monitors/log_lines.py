@@ -1,6 +1,5 @@
 """Lines of a run's logs: the levels of messages that are shown, and the flaws of metrics.jsonl,
-evals.jsonl and scalars.jsonl, which may have been edited.
-"""
+evals.jsonl and scalars.jsonl, which may have been edited."""
 
 from __future__ import annotations
 

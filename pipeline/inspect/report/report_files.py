@@ -1,6 +1,5 @@
 """Tables of a report as CSV files: predictions.csv has a line for each sample, of the evaluation
-split or out of the folds of a cross-validation.
-"""
+split or out of the folds of a cross-validation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Computations of layers, described by the shapes that their speed depends on; the formulas and
-lowerings that compute them, and the policies that choose these.
-"""
+lowerings that compute them, and the policies that choose these."""
 
 from __future__ import annotations
 

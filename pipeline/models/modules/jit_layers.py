@@ -1,6 +1,5 @@
 """Observation of the calls of flax modules, and the compilation of some layers of a network that
-otherwise runs operation by operation.
-"""
+otherwise runs operation by operation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The computations of the layers for rows of a table, of ensembles that share weights, and of Wide
-& Deep.
-"""
+& Deep."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The computations of layers that mix tokens in large networks: convolutions of tokens, experts of
 which a router chooses, and selective state spaces (Mamba-2 in chunks, Dao and Gu 2024, section
-6).
-"""
+6)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Networks for the rows of a table: embeddings of columns with an ensemble that shares layers, and
-Wide & Deep (Cheng et al. 2016), as in MindSpore's model zoo.
-"""
+Wide & Deep (Cheng et al. 2016), as in MindSpore's model zoo."""
 
 from __future__ import annotations
 

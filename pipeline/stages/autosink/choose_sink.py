@@ -1,6 +1,5 @@
 """Choice of a run's sinks: the recipe's, or for `auto` the fastest, measured or modelled; and its
-explanation: cost, memory and gain, as text and as JSON.
-"""
+explanation: cost, memory and gain, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A run in several processes on this machine: started, watched, started again if one of them dies,
-and ended together.
-"""
+and ended together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Recipe in a run directory: written, read, compared with a recipe that resumes the run, and its
-reference: the original training's accuracy, speed and first losses.
-"""
+reference: the original training's accuracy, speed and first losses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Copies of a run's checkpoints: at an address, from which the run can be restored, and in
-MindSpore's format.
-"""
+MindSpore's format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Outcomes of expectations, as lines, facts and a JUnit file, and the recorded figures of a recipe:
-the file `expected/NAME.json` in the recipe's folder.
-"""
+the file `expected/NAME.json` in the recipe's folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Sides of a test: this checkout, and a commit of it in a folder of its own. A side has learnt if
-its loss fell and it answers better than a constant.
-"""
+its loss fell and it answers better than a constant."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Learning curves: a metric over a run, on a scale on which curves of many metrics are alike, and
-the distribution of a curve's last point, from its first points.
-"""
+the distribution of a curve's last point, from its first points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Averages of the trained parameters, which evaluations use, moving or schedule-free, and parts
-that several features have: a copy of the weights, a count of labels.
-"""
+that several features have: a copy of the weights, a count of labels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Optimizers that scale each value of a gradient by its earlier values, and schedule-free SGD and
-AdamW (Defazio et al. 2024, arXiv 2405.15682).
-"""
+AdamW (Defazio et al. 2024, arXiv 2405.15682)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Placement of arrays: on one device, on a mesh of several, or in parts, of which each device has
-one.
-"""
+one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Adversarial training: the attack of a training step on its images, whose radius is in units of
-the raw image's pixels, 0 to 1.
-"""
+the raw image's pixels, 0 to 1."""
 
 from __future__ import annotations
 

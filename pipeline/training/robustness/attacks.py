@@ -1,6 +1,5 @@
 """The attacks on the images of an evaluation, the losses that they maximize, and the images that
-they may return.
-"""
+they may return."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Scores of modelled times and their intervals against published ones, and the protocol of a
-validation: classes of published steps, coverage, the log of sealed rows.
-"""
+validation: classes of published steps, coverage, the log of sealed rows."""
 
 from __future__ import annotations
 

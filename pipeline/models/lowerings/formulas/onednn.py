@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,24 +41,12 @@ _PIXELS = {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}
 _FILTER = {"input_feature_dim": "2", "output_feature_dim": "3", "spatial_dims": ["0", "1"]}
 
 
-class LibraryCalls(Protocol):
-    """The calls of a library. `result` is the shape and type of what they return."""
-
-    def convolve(
-        self, result: jax.ShapeDtypeStruct, images: Array, kernel: Array, slide: Slide
-    ) -> Array: ...
-
-    def multiply(
-        self, result: jax.ShapeDtypeStruct, a: Array, b: Array, transposes: Mapping[str, bool]
-    ) -> Array: ...
-
-
 @dataclass
 class _LibraryUse:
-    """Digest of the library that this process has loaded, and its calls by type of operand."""
+    """Digest of the loaded library, and its `OnednnCalls` by type of operand."""
 
     digest: str = ""
-    calls: Mapping[str, LibraryCalls] = field(default_factory=dict)
+    calls: Mapping[str, Any] = field(default_factory=dict)
 
 
 _USE = _LibraryUse()
@@ -72,7 +60,7 @@ def is_library_installed() -> bool:
         return False
 
 
-def use_library(digest: str, calls: Mapping[str, LibraryCalls]) -> None:
+def use_library(digest: str, calls: Mapping[str, Any]) -> None:
     """Compute operands of these types by the loaded library from now on, others by jaxlib."""
     _USE.digest = digest
     _USE.calls = calls

@@ -1,6 +1,5 @@
 """A graph as a flax module, with PyTorch's initial weights: from a graph file, an ONNX file, or a
-PyTorch module that a plug-in defines.
-"""
+PyTorch module that a plug-in defines."""
 
 from __future__ import annotations
 

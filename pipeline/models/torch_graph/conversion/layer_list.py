@@ -1,6 +1,5 @@
 """The choice of the logits among a module's outputs, and the translation of a whole graph to a list
-of the package's layers.
-"""
+of the package's layers."""
 
 from __future__ import annotations
 

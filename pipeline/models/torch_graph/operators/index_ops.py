@@ -1,6 +1,5 @@
 """Look-ups by index, arrays made from sizes, and operators that write or add values at indices,
-each the reverse of a look-up.
-"""
+each the reverse of a look-up."""
 
 from __future__ import annotations
 

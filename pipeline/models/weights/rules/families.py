@@ -1,7 +1,6 @@
 """Rules for layers' names in files of families of networks: residual ones such as ResNets, RegNet
 and Xception, those with branches such as GoogLeNet and DenseNet, small ones such as MobileNets,
-and transformers.
-"""
+and transformers."""
 
 from __future__ import annotations
 

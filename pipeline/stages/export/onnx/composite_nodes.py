@@ -1,6 +1,5 @@
 """ONNX nodes of layers with inner layers, in sequence, in parallel, added or multiplied, and of the
-layers for rows of a table.
-"""
+layers for rows of a table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Classifiers of patches, such as transformers, and networks of faces and people, whose steps were
-published: images -> embeddings or logits.
-"""
+published: images -> embeddings or logits."""
 
 from __future__ import annotations
 
