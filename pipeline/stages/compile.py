@@ -253,12 +253,7 @@ def compile_to_executable(
         for line in program.lines:
             reporter.print_stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
-        reason = f"{onednn.EXTRA} isn't installed"
-        if onednn.is_library_installed():
-            from pipeline.models.lowerings.tune.onednn_library import explain_absence
-
-            reason = explain_absence()
-        reporter.print_stage("compile", ONEDNN_NOTE.format(reason=reason))
+        reporter.print_stage("compile", ONEDNN_NOTE.format(reason=_explain_missing_library()))
     if len(backend.placement.devices) > 1:
         # Imported here, since few runs have several devices.
         from pipeline.backends.graph.hlo_program import read_collectives
@@ -283,6 +278,15 @@ def compile_to_executable(
         f"{data} {format_bytes(train.device_bytes)}",
     )
     return executable
+
+
+def _explain_missing_library() -> str:
+    """Return why programs call jaxlib's oneDNN, and not a library that is built here."""
+    if not onednn.is_library_installed():
+        return f"{onednn.EXTRA} isn't installed"
+    from pipeline.models.lowerings.tune.onednn_library import explain_absence
+
+    return explain_absence()
 
 
 def keep_compile_times(file: Path | None, programs: Iterable[ProgramReport]) -> None:

@@ -107,7 +107,7 @@ class Toolchain:
     """Compiler and packages, from which the library is built."""
 
     compiler: Path
-    library: Path
+    shared_object: Path
     """`libdnnl.so.3`."""
     headers: Path
     """Folder with `oneapi/dnnl/dnnl.hpp`."""
@@ -118,7 +118,14 @@ class Toolchain:
         sets."""
         status = self.compiler.stat()
         source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
-        texts = (source, *FLAGS, self.versions, str(self.library), machine, str(self.compiler))
+        texts = (
+            source,
+            *FLAGS,
+            self.versions,
+            str(self.shared_object),
+            machine,
+            str(self.compiler),
+        )
         identity = "\0".join((*texts, str(status.st_size), str(status.st_mtime_ns)))
         return hashlib.sha256(identity.encode()).hexdigest()
 
@@ -224,9 +231,15 @@ def _find_library(toolchain: Toolchain, digest: str, files: ProgramFiles, dtype:
 
 
 def _build(toolchain: Toolchain, file: Path) -> None:
-    folder = toolchain.library.parent
+    folder = toolchain.shared_object.parent
     command = [str(toolchain.compiler), *FLAGS, str(SOURCE), "-o", str(file)]
-    command += ["-I", jax.ffi.include_dir(), "-I", str(toolchain.headers), str(toolchain.library)]
+    command += [
+        "-I",
+        jax.ffi.include_dir(),
+        "-I",
+        str(toolchain.headers),
+        str(toolchain.shared_object),
+    ]
     command += [f"-Wl,-rpath,{folder}"]
     _run(command, f"{COMPILER} can't build oneDNN's calls", dict(os.environ))
 

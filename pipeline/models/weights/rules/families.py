@@ -1,6 +1,4 @@
-"""Rules for layers' names in files of families of networks: residual ones such as ResNets, RegNet
-and Xception, those with branches such as GoogLeNet and DenseNet, small ones such as MobileNets,
-and transformers."""
+"""Rules for layers' names in files of residual, branched and mobile networks, and transformers."""
 
 from __future__ import annotations
 
