@@ -10,10 +10,11 @@ from typing import NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline.cli.commands.audit_commands import AUDIT_COMMANDS
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.parameters import OneOf, complete_override
 from pipeline.cli.commands.recipe_commands import CONVERT, RECIPE_COMMANDS
-from pipeline.cli.commands.run_commands import AUDIT_COMMANDS, RUN_COMMANDS
+from pipeline.cli.commands.run_commands import RUN_COMMANDS
 from pipeline.config.files import find_recipes
 from pipeline.core.errors import UsageError
 
