@@ -83,6 +83,8 @@ class TableColumn(Spec):
     """
     categories: Seq[str] = ()
     """The different values in the training split. A missing value is the empty text."""
+    identifies: bool = False
+    """Whether the categories are whole numbers, which a file has as numbers."""
     date: DateColumn | None = None
     """How the numbers are computed from dates; null: the file has numbers."""
 
@@ -107,11 +109,6 @@ class FittedTable(Spec):
     @property
     def categories(self) -> tuple[TableColumn, ...]:
         return tuple(column for column in self.columns if column.kind == "category")
-
-    @property
-    def kinds(self) -> dict[str, Kind]:
-        """The kind of each column of a file, by name, to read other files in the same way."""
-        return {column.name: "date" if column.date else column.kind for column in self.columns}
 
     @property
     def num_numbers(self) -> int:

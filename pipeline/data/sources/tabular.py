@@ -26,7 +26,7 @@ from pipeline.data.columns import RawData, SampleUnit, Split, Targets, Task, mak
 from pipeline.data.dataset_spec import DatasetSpec, LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
-from pipeline.data.table import Delimiter, Encoding, Kind, TableFormat
+from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
 from pipeline.data.tables.fit_table import (
     FitOptions,
     describe_columns,
@@ -35,6 +35,7 @@ from pipeline.data.tables.fit_table import (
     read_encoded_rows,
     read_table,
 )
+from pipeline.data.tables.identifiers import IdentifiersAs, find_identifiers
 from pipeline.data.tables.quantities import format_example_date, require_units
 from pipeline.data.tables.raw_table import RawTable, describe_missing_column
 from pipeline.data.tables.table_targets import (
@@ -102,6 +103,9 @@ class TableDataset(DatasetSpec):
     robust: bool = False
     """Whether median and quartiles take the place of mean and deviation: a number becomes x =
     (number - median) / (upper - lower quartile), and then x / sqrt(1 + (x / 3)^2), within 3."""
+    identifiers: IdentifiersAs = "numbers"
+    """How columns of whole numbers are read whose values explain the target and whose order
+    doesn't, such as a school's number. A note in the log names them."""
     missing_indicators: bool = False
     """Whether a column with missing numbers gets another one: 1 if a number is missing, else 0."""
     max_categories: PositiveInt = 1_000
@@ -153,23 +157,9 @@ class TableDataset(DatasetSpec):
                 raw = raw.keep_texts(self.target)
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._choose_rows(raw, targets, labels)
-            options = FitOptions(
-                kind_of=self._find_kind,
-                standardise=self.standardise,
-                robust=self.robust,
-                indicators=self.missing_indicators,
-                max_categories=self.max_categories,
-                date_format=self.date_format,
-            )
-            features = [name for name in raw.columns if name not in self.target]
-            if not features:
-                raise ValueError(
-                    "has only target columns; a network needs another one to predict from"
-                )
-            table = fit_table(raw, features, train_rows, self.form, options)
+            train_labels = labels[train_rows]
+            table, notes = self._fit(raw, train_rows, train_labels, targets)
             rows = encode_rows(table, raw)
-            notes = describe_columns(raw, train_rows, table, self._find_kind)
-        train_labels = labels[train_rows]
         notes += describe_rare_class(train_labels, targets)
         eval_inputs = rows[eval_rows]
         eval_labels = labels[eval_rows]
@@ -203,6 +193,32 @@ class TableDataset(DatasetSpec):
             inputs=("features",),
             notes=notes,
         )
+
+    def _fit(
+        self, raw: RawTable, rows: np.ndarray, labels: np.ndarray, targets: Targets
+    ) -> tuple[FittedTable, tuple[str, ...]]:
+        """Fit the columns on the training rows, int (n,), and their labels, (n,) or (n, K). Return
+        them with notes for the log. Raises ValueError without a column to predict from."""
+        features = [name for name in raw.columns if name not in self.target]
+        if not features:
+            raise ValueError("has only target columns; a network needs another one to predict from")
+        classes = len(targets) if targets.task == "classification" else None
+        inferred = [name for name in features if self._find_kind(name) == "auto"]
+        identifiers = list(find_identifiers(raw, inferred, rows, labels, classes))
+        read_as = self.identifiers
+        names = {column.name for column in identifiers} if read_as == "categories" else ()
+        options = FitOptions(
+            kind_of=self._find_kind,
+            standardise=self.standardise,
+            robust=self.robust,
+            indicators=self.missing_indicators,
+            max_categories=self.max_categories,
+            date_format=self.date_format,
+            identifiers=names,
+        )
+        table = fit_table(raw, features, rows, self.form, options)
+        notes = describe_columns(raw, rows, table, self._find_kind)
+        return table, (*notes, *(column.describe(read_as) for column in identifiers))
 
     def _read_train_file(self) -> RawTable:
         """Read the training file. Raises DataError for a missing column and for no rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,8 @@ class FitOptions:
     robust: bool = False
     date_format: str | None = None
     """The format of dates; None: inferred."""
+    identifiers: Collection[str] = ()
+    """Columns of whole numbers that are categories, by name."""
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
@@ -139,7 +141,10 @@ def read_encoded_rows(
 ) -> tuple[np.ndarray, RawTable]:
     """Read the columns of a table, and of targets, from another file. Return its encoded rows,
     float32 (rows, width), and its columns. Raises DataError with the file and the problem."""
-    kinds: dict[str, Kind] = {**table.kinds, **dict.fromkeys(targets, "auto")}
+    kinds: dict[str, Kind] = {column.name: column.kind for column in table.columns}
+    kinds |= {column.name: "date" for column in table.columns if column.date}
+    kinds |= {column.name: "numeric" for column in table.columns if column.identifies}
+    kinds |= dict.fromkeys(targets, "auto")
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
     with name_file(path, SIZED_BY_FILE):
         if not raw.rows:
@@ -181,6 +186,9 @@ def _fit_column(
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
         return _fit_category(name, to_texts(column), rows, options)
+    if name in options.identifiers:
+        categories = _fit_category(name, to_texts(column), rows, options)
+        return tuple(fitted.model_copy(update={"identifies": True}) for fitted in categories)
     quantity = raw.quantities.get(name)
     fitted = _fit_numbers(name, raw.get_numbers(name)[rows], options)
     if quantity is None:

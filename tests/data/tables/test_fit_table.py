@@ -177,7 +177,6 @@ def test_dates_of_other_files_use_the_fitted_format(tmp_path: Path) -> None:
     table, encoded = fitted(write(tmp_path, rows, "when"), 3, indicators=True)
     parts = [column.date.part for column in table.columns if column.date is not None]
     assert parts == ["days", *(f"{w}_{c}" for c in ("year", "week", "day") for w in ("sin", "cos"))]
-    assert table.kinds == {"when": "date"}
     assert FittedTable.model_validate(json.loads(json.dumps(table.to_dict()))) == table
     # Two dates: one standard deviation from their mean, which a missing date becomes.
     np.testing.assert_allclose(encoded[:3, 0], [-1, 1, 0], atol=1e-6)
