@@ -108,6 +108,7 @@ LAZY_MODULES = {
     "pipeline.stages.data",
     "pipeline.study.sweep.grid",
     "pipeline.stages.estimate",
+    "pipeline.stages.lower",
     "pipeline.stages.sample_sizes",
     "pipeline.training.bucketing",
     "pipeline.stages.step_features",

@@ -61,7 +61,7 @@ from pipeline.training.parallel.parallel_spec import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.state import TrainState, count_bytes, split_params
 from pipeline.training.step import TrainStep, make_train_step
-from pipeline.training.step_config import StepConfig
+from pipeline.training.step_config import StepConfig, TracedLowerings
 from pipeline.training.target_metrics import list_metrics
 from pipeline.training.update import init_state, init_with_output
 
@@ -289,7 +289,7 @@ def make_step_config(
     metrics = () if has_constant_labels(eval_ops) else list_metrics(targets, ignore_index)
     return StepConfig(
         network=network,
-        lowerings=DEFAULTS if is_rewritten else None,
+        lowerings=TracedLowerings(DEFAULTS) if is_rewritten else None,
         inputs=inputs,
         targets=targets,
         train_ops=train_ops,

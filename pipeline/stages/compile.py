@@ -379,7 +379,10 @@ def make_program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -
         "code": process["code"]["sha256"],
         "machine": {name: process["machine"][name] for name in MACHINE_KEYS},
         "recipe": recipe.model_dump(mode="json", exclude=set(NOT_COMPILED)),
-        "lowerings": [repr(getattr(network, name, None)) for name in ("layout", "policy")],
+        "lowerings": [
+            *(repr(getattr(network, name, None)) for name in ("layout", "policy")),
+            repr(built.step_config.lowerings),
+        ],
         "onednn": onednn.describe_calls(),
         "single steps": built.single_steps,
         "jax": sorted((name, repr(value)) for name, value in jax.config.values.items()),

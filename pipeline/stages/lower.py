@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,6 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset, NetworkInputs
-from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
 from pipeline.models.lowerings.candidates import require_formula
 from pipeline.models.lowerings.problem import (
     DEFAULT,
@@ -45,7 +44,12 @@ from pipeline.models.lowerings.problem import (
     RecordingPolicy,
 )
 from pipeline.models.lowerings.tune.machine import describe_device
-from pipeline.models.lowerings.tune.rule import choose_layout_by_rule, has_choice
+from pipeline.models.lowerings.tune.rule import (
+    FEW_TRACED_CHANNELS,
+    choose_layout_by_rule,
+    choose_step_layout_by_rule,
+    has_choice,
+)
 from pipeline.models.lowerings.tune.search import Timer, make_random_operand
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
 from pipeline.models.modules.apply_layers import LaidOutNetwork
@@ -58,6 +62,9 @@ from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.state import Inputs, TrainState
 from pipeline.training.step_config import StepConfig
 from pipeline.training.update import shape_inputs
+
+if TYPE_CHECKING:
+    from pipeline.models.imported.with_lowerings import UnreplacedOperation
 
 MAX_NAMED = 3
 """Most unlowered operations that a line of the log names."""
@@ -113,7 +120,7 @@ def lower(
 
     ranks = folder.ranks if folder is not None else Ranks()
     choice = LoweringChoice.from_document(ranks.agree(choose, TUNING_S))
-    laid_out = replace(step_config, network=_with_layout(step_config.network, choice.layout))
+    laid_out = _lay_out(step_config, choice.layout)
     return replace(built, step_config=with_policy(laid_out, choice.lowerings))
 
 
@@ -153,9 +160,13 @@ def _require_layout(step_config: StepConfig, layout: Layout, file: Path | None) 
         )
 
 
-def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
-    """Return the network with images in a layout; unchanged if it has only one layout."""
-    return network.clone(layout=layout) if isinstance(network, LaidOutNetwork) else network
+def _lay_out(step_config: StepConfig, layout: Layout) -> StepConfig:
+    """Return the step with images in a layout; unchanged if its network has only one layout."""
+    if step_config.lowerings is not None:
+        return replace(step_config, lowerings=replace(step_config.lowerings, layout=layout))
+    if isinstance(step_config.network, LaidOutNetwork):
+        return replace(step_config, network=step_config.network.clone(layout=layout))
+    return step_config
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +201,7 @@ class _LoweringRequest:
 
     def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
         """List the problems of the network with images in a layout."""
-        step_config = self.built.step_config
-        step_config = replace(step_config, network=_with_layout(step_config.network, layout))
+        step_config = _lay_out(self.built.step_config, layout)
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(
             step_config,
@@ -213,7 +223,7 @@ class _LoweringRequest:
         """Return the microseconds of the gradients with the best lowerings in a layout."""
         step_config = self.built.step_config
         policy = self.choose_in(layout).lowerings
-        network = _with_layout(step_config.network, layout).clone(policy=policy)
+        network = _lay_out(step_config, layout).network.clone(policy=policy)
         with self.watch(f"the whole network in {layout.upper()}"):
             return time_gradients_us(
                 network, step_config, self.built.state, self.microbatch_size, self.backend.device
@@ -225,6 +235,8 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     step_config = request.built.step_config
     device = request.backend.device
     network = step_config.network
+    if request.tuning.mode != "off" and step_config.lowerings is not None:
+        return request.choose_in(_choose_traced_layout(request))
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
     problems = request.list_problems("nhwc")
@@ -234,6 +246,16 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
     layout = tuned.best if tuned is not None else choose_layout_by_rule(problems, device.platform)
     return replace(request.choose_in(layout), timed_layout=tuned)
+
+
+def _choose_traced_layout(request: _LoweringRequest) -> Layout:
+    """Return the layout of a traced network's convolutions. It is NHWC if XLA computes one of them,
+    and with batch norm, whose sums would read the other layout."""
+    built, batch = request.built, request.microbatch_size
+    if built.state.collections or list_unlowered_operations(built.step_config, built.state, batch):
+        return "nhwc"
+    problems, platform = request.list_problems("nhwc"), request.backend.device.platform
+    return choose_step_layout_by_rule(problems, platform, FEW_TRACED_CHANNELS)
 
 
 def _report(
@@ -334,6 +356,8 @@ def list_unlowered_operations(
     step_config: StepConfig, state: TrainState, batch: int
 ) -> tuple[UnreplacedOperation, ...]:
     """List the convolutions and max pools of an imported network that no lowering replaces."""
+    from pipeline.models.imported.with_lowerings import list_unreplaced, scope_root
+
     forward = _make_forward(step_config.network, True)
     root = scope_root(step_config.network)
     inputs = shape_inputs(step_config.inputs, batch)
@@ -344,7 +368,7 @@ def list_unlowered_operations(
 def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:
     """Return the configuration with a policy of lowerings for its network."""
     if step_config.lowerings is not None:
-        return replace(step_config, lowerings=policy)
+        return replace(step_config, lowerings=replace(step_config.lowerings, policy=policy))
     return replace(step_config, network=step_config.network.clone(policy=policy))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.data.dataset_spec import Ops
     from pipeline.data.inputs import NetworkInputs
     from pipeline.models.layers.model_spec import InitRule
-    from pipeline.models.lowerings.problem import LoweringPolicy
+    from pipeline.models.lowerings.problem import Layout, LoweringPolicy
     from pipeline.training.component_specs import MetricSpec
     from pipeline.training.losses import TrainingObjective
     from pipeline.training.parallel.parallel_spec import Shards
@@ -34,6 +34,16 @@ GRADIENT_MOMENTS = (
     "get_loss_scale",
 )
 """Moments at which a feature may read its state before the gradients are complete."""
+
+
+@dataclass(frozen=True)
+class TracedLowerings:
+    """The computation of the layers of a traced network."""
+
+    policy: LoweringPolicy
+    """Policy by which they get lowerings."""
+    layout: Layout = "nhwc"
+    """Order of the axes of images in convolutions."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,9 @@ class StepConfig:
     """Shards of a batch, also across devices; None if a batch isn't split."""
     sharing: StateSharing | None = None
     """Sharing of the state between devices; None if each has all of it."""
-    lowerings: LoweringPolicy | None = None
-    """Policy by which the layers of a traced flax network get lowerings; None: the network's layers
-    choose their lowerings themselves, or none is replaced."""
+    lowerings: TracedLowerings | None = None
+    """Lowerings of the layers of a traced network; None: the network's layers choose theirs
+    themselves, or none is replaced."""
 
     def find(self, kind: type[Feature]) -> Feature | None:
         """Return the feature of a type; None if the step has none."""
@@ -92,7 +102,8 @@ class StepConfig:
             return function
         from pipeline.models.imported.with_lowerings import scope_root, with_lowerings
 
-        return with_lowerings(function, self.lowerings, scope_root(self.network))
+        traced, root = self.lowerings, scope_root(self.network)
+        return with_lowerings(function, traced.policy, root, layout=traced.layout)
 
     @property
     def frozen(self) -> tuple[str, ...]:

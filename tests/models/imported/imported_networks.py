@@ -47,10 +47,11 @@ class TwoConvs(nn.Module):
     """Two convolutions with max pooling, and a dense layer."""
 
     classes: int
+    width: int = 16
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        for width in (16, 32):
+        for width in (self.width, 2 * self.width):
             x = nn.max_pool(nn.relu(nn.Conv(width, (3, 3))(x)), (2, 2), (2, 2))
         return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
 

@@ -28,6 +28,7 @@ from tests.whole_run import run
 Compose = Callable[..., Recipe]
 
 CONV = ["model=flax", "model.import=imported_networks:ConvNet", "model.arguments.width=4"]
+TWO_CONVS = ["model=flax", "model.import=imported_networks:TwoConvs"]
 ONE_CONV = ["model=flax", "model.import=imported_networks:OneConv"]
 NNX = ["model=flax", "model.import=imported_networks:NnxNet", "model.arguments.width=4"]
 FUNCTION = ["model=function", "model.import=imported_networks:perceptron"]
@@ -108,6 +109,32 @@ def test_completely_lowered_network_reports_nothing(tiny: Compose) -> None:
     text, single = reported(tiny(*CONV))
     assert "left to XLA" not in text
     assert not single
+
+
+@pytest.mark.medium
+def test_network_of_few_channels_has_the_batch_innermost(tiny: Compose) -> None:
+    assert "images as CHWN, to vectorize over samples" in reported(tiny(*TWO_CONVS))[0]
+    for keys in (
+        [*TWO_CONVS, "autotune=off"],
+        [*TWO_CONVS, "model.arguments.width=32"],
+        CONV,  # with batch norm
+    ):
+        assert "CHWN" not in reported(tiny(*keys))[0], keys
+
+
+@pytest.mark.slow
+def test_layout_changes_last_digits_only_and_is_kept(tiny: Compose, tmp_path: Path) -> None:
+    run(tiny(*TWO_CONVS, *SHORT), tmp_path / "chwn")
+    run(tiny(*TWO_CONVS, *SHORT, "autotune=off"), tmp_path / "nhwc")
+    np.testing.assert_allclose(losses(tmp_path / "chwn"), losses(tmp_path / "nhwc"), rtol=1e-4)
+    choice = (tmp_path / "chwn" / "lowerings.json").read_text()
+    assert '"layout": "chwn"' in choice
+    # As if an earlier version had begun the run.
+    shutil.copytree(tmp_path / "chwn", tmp_path / "resumed")
+    shutil.rmtree(make_checkpoint_path(tmp_path / "resumed" / "checkpoints", 12))
+    (tmp_path / "resumed" / "lowerings.json").write_text(choice.replace("chwn", "nhwc"))
+    run(tiny(*TWO_CONVS, *SHORT, f"train.resume={tmp_path / 'resumed'}"))
+    assert '"layout": "nhwc"' in (tmp_path / "resumed" / "lowerings.json").read_text()
 
 
 @pytest.mark.slow

@@ -81,6 +81,9 @@ FEW_CHANNELS = 16
 convolutions of 32 channels on 16x16, batch 32, took 12.6 ms per step in NHWC and 33.5 in CHWN on
 2 cores of a Xeon; with 8 channels 3.4 and 2.0 ms."""
 
+FEW_TRACED_CHANNELS = 24
+"""In a traced network, CHWN is chosen for convolutions of at most this many channels."""
+
 _CHWN_DTYPES = frozenset(("float32", "bfloat16"))
 
 
@@ -164,11 +167,14 @@ def choose_layout_by_rule(problems: Sequence[Problem], platform: str) -> Layout:
     return "chwn" if is_small and {p.dtype for p in convolutions} <= _CHWN_DTYPES else "nhwc"
 
 
-def choose_step_layout_by_rule(problems: Sequence[Problem], platform: str) -> Layout:
-    """Choose the faster layout for a step of any network, by a stricter rule. CHWN needs
-    convolutions without groups, of at most `FEW_CHANNELS` channels."""
+def choose_step_layout_by_rule(
+    problems: Sequence[Problem], platform: str, most_channels: int = FEW_CHANNELS
+) -> Layout:
+    """Choose the faster layout for the convolutions of traced code by a stricter rule, since other
+    operations stay in NHWC. CHWN needs convolutions without groups, of at most `most_channels`
+    channels."""
     convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
-    has_few = all(p.channels <= FEW_CHANNELS and p.window.groups == 1 for p in convolutions)
+    has_few = all(p.channels <= most_channels and p.window.groups == 1 for p in convolutions)
     return choose_layout_by_rule(problems, platform) if has_few else "nhwc"
 
 
