@@ -3,6 +3,8 @@
 import sys
 import threading
 
+_LOCK = threading.Lock()
+
 
 class _WithoutTorch:
     """A finder by which one thread finds no PyTorch."""
@@ -17,11 +19,13 @@ class _WithoutTorch:
 
 def import_tensorboardx() -> None:
     """Import tensorboardX, in 0.1 s instead of 1.3 if PyTorch is installed. Other threads may
-    import PyTorch meanwhile, and this one afterwards."""
-    if "tensorboardX" not in sys.modules and "torch" not in sys.modules:
-        finder = _WithoutTorch()
-        sys.meta_path.insert(0, finder)
+    import PyTorch meanwhile, and this one afterwards. One that calls this meanwhile waits: a part
+    of a package that another thread imports could be imported by half."""
+    with _LOCK:
+        finders = [] if "torch" in sys.modules else [_WithoutTorch()]
+        sys.meta_path[:0] = finders
         try:
             import tensorboardX  # noqa: F401
         finally:
-            sys.meta_path.remove(finder)
+            for finder in finders:
+                sys.meta_path.remove(finder)

@@ -36,6 +36,36 @@ thread.join()
 assert found == [True]
 """
 
+AT_ONCE = """
+import sys, threading, time
+class Slow:
+    def find_spec(self, name, *_):
+        if name.startswith("tensorboardX."):
+            time.sleep(0.01)
+sys.meta_path.insert(0, Slow())
+from pipeline.core.host.tensorboardx import import_tensorboardx
+imported = []
+def import_from(module):
+    import_tensorboardx()
+    imported.append(__import__(module, fromlist=["x"]).__name__)
+modules = ["tensorboardX.summary", "tensorboardX.writer", "tensorboardX.record_writer"]
+threads = [threading.Thread(target=import_from, args=[module]) for module in 2 * modules]
+for thread in threads:
+    thread.start()
+    time.sleep(0.02)
+for thread in threads:
+    thread.join()
+assert sorted(imported) == sorted(2 * modules), imported
+"""
+
+
+@pytest.mark.medium
+def test_threads_that_import_at_once_get_whole_modules() -> None:
+    """The jobs of a sweep are threads. One that finds the package half imported, and imports a part
+    of it, would get that part half imported."""
+    ended = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
 
 @pytest.mark.medium
 @pytest.mark.parametrize("script", [SCRIPT, BESIDE], ids=["after", "beside"])
