@@ -2,6 +2,7 @@
 
     python -m pipeline.backends.ascend.validate --row MS0042     # the kernels of a row by class
     python -m pipeline.backends.ascend.validate FILE --chip atlas_a2
+    python -m pipeline.backends.ascend.validate --count          # rows by class; prices none
     python -m pipeline.backends.ascend.validate --plot coverage.svg
     python -m pipeline.backends.ascend.validate --seal           # scores alone, once in seven days
     python -m pipeline.backends.ascend.validate --calibrate MINE.csv     # a chip's file, MINE.yaml
@@ -41,6 +42,7 @@ from pipeline.backends.ascend.published.scores import (
     Score,
     append_scores,
     check_seal,
+    count_rows,
     draw_coverage,
     load_classes,
     score,
@@ -281,6 +283,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--row", metavar="ID", help="print only this row's kernels, by class")
     parser.add_argument("--chip", default="ascend910", help="the chip of the file's steps")
     parser.add_argument(
+        "--count", action="store_true", help="print how many rows have which class; price none"
+    )
+    parser.add_argument(
         "--seal", action="store_true", help="score the sealed rows, and write the scores to the log"
     )
     parser.add_argument(
@@ -297,6 +302,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if file is not None and file.resolve() == SEALED.resolve():
             raise RunError(f"{file}: its rows stay unseen; must be scored by --seal")
+        if options.count:
+            if len(arguments if arguments is not None else sys.argv[1:]) > 1:
+                raise UsageError(["--count"], "must be the only option")
+            print("\n".join(count_described_rows()))
+            return 0
         if options.plot is not None:
             _check_plot(options)
         if options.calibrate is not None:
@@ -319,6 +329,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
+
+
+def count_described_rows() -> Iterator[str]:
+    """Yield lines with the collected and the described rows by part, of which none is priced."""
+    tables = (PUBLISHED, DESCRIBED, DESCRIBED_LATER, SEALED)
+    rows = [row for table in tables for row in load_published_steps(table)]
+    yield from count_rows(load_classes(), {row.id for row in rows})
+    networks = len({row.model for row in rows})
+    yield f"{len(rows)} rows of {networks} networks, sizes apart, can be priced"
 
 
 def _check_plot(options: Namespace) -> None:

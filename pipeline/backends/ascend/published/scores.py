@@ -6,12 +6,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 from scipy.stats import kstest, norm
@@ -195,6 +195,23 @@ def load_classes(file: Path = CLASSES_FILE) -> Mapping[str, ClassedRow]:
             )
             for row in csv.DictReader(lines)
         }
+
+
+def count_rows(classes: Mapping[str, ClassedRow], priced: Collection[str]) -> list[str]:
+    """Return lines with the collected rows by part and class, and with the priced ones.
+
+    `priced` are the ids of described rows. A network counts by its name in classes.csv, which
+    sizes of one network may share.
+    """
+    names = get_args(RowClass)
+    lines = [f"{'rows, networks':16}" + "".join(f"{name:>16}" for name in (*names, "priced"))]
+    for part in (*get_args(Part), "all"):
+        rows = [row for row in classes.values() if part in ("all", row.part)]
+        groups = [[row for row in rows if row.row_class == name] for name in names]
+        groups.append([row for row in rows if row.id in priced])
+        cells = (f"{len(group)}, {len({row.network for row in group})}" for group in groups)
+        lines.append(f"{part:16}" + "".join(f"{cell:>16}" for cell in cells))
+    return lines
 
 
 def observe_coverage(deviations: Sequence[float], levels: np.ndarray = LEVELS) -> np.ndarray:

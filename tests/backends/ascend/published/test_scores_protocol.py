@@ -6,6 +6,7 @@ The log of scores opens once in seven days.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -18,11 +19,13 @@ import pytest
 from pipeline.backends.ascend.published.scores import (
     COLUMNS,
     LEVELS,
+    ClassedRow,
     Part,
     Population,
     RowClass,
     append_scores,
     check_seal,
+    count_rows,
     draw_coverage,
     load_classes,
     observe_coverage,
@@ -34,6 +37,7 @@ from pipeline.backends.ascend.published.workloads import (
     SEALED,
     load_published_steps,
 )
+from pipeline.backends.ascend.validate import main
 from pipeline.core.errors import RunError
 
 ROW = dict.fromkeys(COLUMNS, "0")
@@ -74,6 +78,36 @@ def test_sealed_rows_are_apart_from_the_others() -> None:
     assert {classes[row.id].part for row in sealed} == {"seal"}
     assert {classes[row.id].row_class for row in (*described, *sealed)} == {"device"}
     assert len({row.id for row in (*described, *sealed)}) == len(described) + len(sealed)
+
+
+def test_count_has_rows_and_networks_of_each_class_and_part() -> None:
+    # alexnet is in `fit`, resnet50 in `look`.
+    rows = [
+        ClassedRow("A", "alexnet", "tuned", "device", ""),
+        ClassedRow("B", "alexnet", "tuned", "device", ""),
+        ClassedRow("C", "alexnet", "community", "host", "slow data"),
+        ClassedRow("D", "resnet50", "tuned", "device", ""),
+    ]
+    lines = count_rows({row.id: row for row in rows}, {"A", "C", "D"})
+    cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    assert cells == [
+        ["rows, networks", "device", "host", "doubtful", "undescribed", "priced"],
+        ["fit", "2, 1", "1, 1", "0, 0", "0, 0", "2, 1"],
+        ["look", "1, 1", "0, 0", "0, 0", "0, 0", "1, 1"],
+        ["seal", "0, 0", "0, 0", "0, 0", "0, 0", "0, 0"],
+        ["all", "3, 2", "1, 1", "0, 0", "0, 0", "3, 2"],
+    ]
+
+
+def test_two_hundred_rows_of_a_hundred_and_twenty_networks_are_described(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--count"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    rows, networks = map(int, re.findall(r"\d+", last))
+    assert (rows >= 200, networks >= 120) == (True, True)
+    assert main(["--count", "--seal"]) == 2
+    assert "--count: must be the only option" in capsys.readouterr().err
 
 
 def test_coverage_matches_counts() -> None:
