@@ -14,6 +14,7 @@ import pytest
 
 import pipeline
 from pipeline.stages.record.provenance import describe_code
+from tests import release
 from tests.bill_of_materials import (
     find_licence,
     find_package_licence,
@@ -134,3 +135,25 @@ def test_bill_of_materials_is_valid_and_has_each_locked_package(tmp_path: Path) 
     document.packages[1].spdx_id = "no identifier"
     assert write_bill(document, tmp_path / "invalid.json") != []
     assert not (tmp_path / "invalid.json").exists()
+
+
+def test_changelog_of_the_release_is_short() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    first, *sections = text.split("\n## ")[1:]
+    assert first.startswith("Unreleased")
+    (release,) = (section for section in sections if section.startswith("1.0.0rc1\n"))
+    assert len(release.splitlines()) <= 60
+
+
+def test_each_extra_is_resolved_for_each_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[tuple[str, str]] = []
+
+    def resolve(version: str, extra: str) -> str:
+        resolved.append((version, extra))
+        return "no such package" if (version, extra) == ("3.14", "torch") else ""
+
+    monkeypatch.setattr(release, "resolve", resolve)
+    problems = [problem for problem in release.check_extras() if problem]
+    assert problems == ["no such package"]
+    assert {version for version, _ in resolved} == {"3.11", "3.12", "3.13", "3.14"}
+    assert {"audio", "gpu", "release", "sweep"} < {extra for _, extra in resolved}
