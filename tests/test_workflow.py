@@ -46,7 +46,7 @@ def test_jobs_have_the_permissions_that_they_need() -> None:
     assert set(map(str, granted.values())) == {"{'contents': 'read'}"}
 
 
-def test_a_night_runs_everything_and_a_release_stores_no_token() -> None:
+def test_nightly_run_is_complete_and_publishing_stores_no_token() -> None:
     triggers = WORKFLOW[True]  # YAML 1.1 reads `on` as true.
     assert re.fullmatch(r"\d+ \d+ \* \* \*", triggers["schedule"][0]["cron"])
     assert WORKFLOW["jobs"]["complete"]["if"] == "github.event_name != 'pull_request'"
