@@ -2,11 +2,12 @@
 
     python -m tests.release                  # all versions of Python that pyenv or PATH has
     python -m tests.release --python 3.13
+    python -m tests.release --extras         # only resolves the extras, with Python 3.11 to 3.14
 
 Builds the source distribution and the wheel of the last commit twice, which must be the same bytes.
 Installs the wheel in a new environment of each version of Python, trains in an empty folder by
 `doctor --self-test`, and checks the types of examples/annex by `mypy --strict`. Prints a line for
-each check; the exit status is 1 if one fails.
+each check; the exit status is 1 if one fails. `--extras` resolves without installing, by uv.
 """
 
 from __future__ import annotations
@@ -18,21 +19,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ANNEX = ROOT / "examples" / "annex"
 VERSIONS = ("3.11", "3.12", "3.13")
+RESOLVED_VERSIONS = (*VERSIONS, "3.14")
 
 
 def main() -> int:
     """Run the checks; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", nargs="+", default=VERSIONS, metavar="VERSION")
-    versions = parser.parse_args().python
+    parser.add_argument("--extras", action="store_true", help="only resolve the extras")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        problems = [problem for problem in check_release(Path(folder), versions) if problem]
+        checks = check_extras() if given.extras else check_release(Path(folder), given.python)
+        problems = [problem for problem in checks if problem]
     return 1 if problems else 0
 
 
@@ -59,6 +64,20 @@ def check_release(folder: Path, versions: Sequence[str]) -> Iterator[str]:
             f"Python {version}: types of an annex",
             call([program, "-m", "mypy", "--strict", ANNEX / "moons_annex"], empty),
         )
+
+
+def check_extras() -> Iterator[str]:
+    """Resolve each extra for each version of Python; yield its problem, or "" if there is none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for version in RESOLVED_VERSIONS:
+        for extra in sorted(project["optional-dependencies"]):
+            yield report(f"Python {version}: extra {extra}", resolve(version, extra))
+
+
+def resolve(version: str, extra: str) -> str:
+    """Resolve the requirements of an extra, without an installation; return the problem, or ""."""
+    options = ["--quiet", "--python-version", version, "--extra", extra]
+    return call(["uv", "pip", "compile", *options, ROOT / "pyproject.toml"], ROOT)
 
 
 def build(folder: Path) -> dict[str, str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -41,3 +44,26 @@ def test_jobs_have_the_permissions_that_they_need() -> None:
     granted = {name: job.get("permissions") for name, job in WORKFLOW["jobs"].items()}
     assert granted.pop("publish") == {"id-token": "write"}
     assert set(map(str, granted.values())) == {"{'contents': 'read'}"}
+
+
+def test_nightly_run_is_complete_and_publishing_stores_no_token() -> None:
+    triggers = WORKFLOW[True]  # YAML 1.1 reads `on` as true.
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", triggers["schedule"][0]["cron"])
+    assert WORKFLOW["jobs"]["complete"]["if"] == "github.event_name != 'pull_request'"
+    assert WORKFLOW["jobs"]["build"]["needs"] == ["test", "complete"]
+    assert "secrets." not in TEXT
+    assert "tests.bill_of_materials" in TEXT
+
+
+def test_zizmor_finds_nothing(tmp_path: Path) -> None:
+    zizmor = shutil.which("zizmor", path=str(Path(sys.executable).parent))
+    if zizmor is None:
+        pytest.skip("the extra `release` isn't installed")
+
+    def audit(path: Path) -> int:
+        return subprocess.run([zizmor, "--offline", path], capture_output=True).returncode
+
+    assert audit(ROOT / ".github/workflows/ci.yml") == 0
+    unpinned = tmp_path / "ci.yml"
+    unpinned.write_text(re.sub("@[0-9a-f]{40} # ", "@", TEXT), "utf-8")
+    assert audit(unpinned) != 0
