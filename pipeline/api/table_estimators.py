@@ -13,9 +13,10 @@ from __future__ import annotations
 import inspect
 import math
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ TARGET = "target"
 DATA = "table.parquet"
 PREDICT_BATCH = 256
 """Rows of each call of the network."""
+Kind = TypeVar("Kind", bound=Exception)
 Columns = dict[str, np.ndarray]
 
 
@@ -296,11 +298,15 @@ class TableRegressor(TableEstimator):
 
 
 def _read_labels(labels: Any) -> np.ndarray:
-    """Return labels (n,). Raises ValueError for another shape, none, and missing ones."""
+    """Return labels (n,), with a warning if they are a column (n, 1). Raises ValueError for another
+    shape, none, and missing ones."""
     if labels is None:
         raise ValueError("requires y to be passed, but the target y is None")
     array = np.asarray(labels)
     if array.ndim == 2 and array.shape[1] == 1:
+        text = "A column-vector y was passed when a 1d array was expected"
+        kind = _find_exception("DataConversionWarning", UserWarning)
+        warnings.warn(text, kind, stacklevel=3)
         array = array[:, 0]
     if array.ndim != 1:
         raise ValueError(f"y should be a 1d array, got an array of shape {array.shape} instead")
@@ -373,9 +379,14 @@ def _write_parquet(file: Path, columns: Mapping[str, np.ndarray]) -> None:
 def _make_unfitted_error(name: str) -> Exception:
     """Return scikit-learn's NotFittedError if it is there, else a ValueError."""
     text = f"This {name} instance is not fitted yet. Call 'fit' before using this estimator."
+    return _find_exception("NotFittedError", ValueError)(text)
+
+
+def _find_exception(name: str, default: type[Kind]) -> type[Kind]:
+    """Return scikit-learn's exception of a name; the default if scikit-learn isn't there."""
     try:
-        from sklearn.exceptions import NotFittedError
+        from sklearn import exceptions
     except ImportError:
-        return ValueError(text)
-    error: Exception = NotFittedError(text)
-    return error
+        return default
+    found: type[Kind] = getattr(exceptions, name)
+    return found

@@ -143,6 +143,22 @@ def test_batches_of_few_rows_are_smaller(tmp_path: Path) -> None:
         assert trainer.recipe.train.batch_size == size
 
 
+@pytest.mark.parametrize("kind", [TableClassifier, TableRegressor])
+def test_column_of_labels_is_read_with_a_warning(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TrainsError
+
+    monkeypatch.setattr("pipeline.api.table_estimators.Trainer", refuse)
+    numbers = GENERATOR.normal(size=(90, 2))
+    labels = (numbers[:, :1] > 0).astype(int)
+    with pytest.warns(UserWarning, match="A column-vector y was passed"), suppress(TrainsError):
+        kind(run_dir=tmp_path).fit(numbers, labels)
+    with pytest.raises(ValueError, match="y should be a 1d array"):
+        kind().fit(numbers, np.concatenate([labels, labels], axis=1))
+
+
 @pytest.mark.slow
 def test_folds_train_on_all_rows_and_predict_their_mean(tmp_path: Path) -> None:
     numbers = GENERATOR.normal(size=(90, 2))
@@ -174,7 +190,7 @@ class TrainsError(Exception):
 @pytest.mark.filterwarnings("ignore:Estimator Table.*does not inherit:UserWarning")
 @pytest.mark.parametrize("kind", [TableClassifier, TableRegressor])
 def test_scikit_learn_checks_pass(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of `check_estimator` that train nothing: about half. The others take an hour."""
+    """Those of `check_estimator` that train nothing: about half. The others take half an hour."""
     checks = pytest.importorskip("sklearn.utils.estimator_checks")
 
     def refuse(*_: Any, **__: Any) -> None:
