@@ -216,27 +216,34 @@ def list_values(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]
 
 
 def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
-    """Yield a row of the table for each method, over sets and folds that all methods have. A
-    method's rank among those is 1 for the best, and equal values share the mean of their ranks."""
+    """Yield a row of the table for each method, over the sets whose folds all methods have. A set's
+    value is the mean over its folds, since folds share rows. A method's rank among those is 1 for
+    the best, and equal values share the mean of their ranks."""
     from scipy.stats import rankdata, wilcoxon
 
-    complete = list(find_complete(rows, names).values())
+    by_set: dict[str, list[dict[str, Row]]] = {}
+    for (name, _), fold in find_complete(rows, names).items():
+        by_set.setdefault(name, []).append(fold)
+    complete = list(by_set.values())
     worst = -1.0
 
     def value(row: Row) -> float:
         return worst if row["value"] is None else max(worst, row["value"])
 
-    values = np.array([[value(fold[name]) for name in names] for fold in complete])
+    def seconds(row: Row) -> float:
+        return float(row.get("cpu_seconds") or row["seconds"] or 0)
+
+    values = np.array(
+        [[mean(value(fold[name]) for fold in folds) for name in names] for folds in complete]
+    )
     if not len(values):
         return
     ranks = np.array([rankdata(-line.round(6)) for line in values])
     gaps = values.max(axis=1, keepdims=True) - values
     ours = names.index("recipe=table") if "recipe=table" in names else None
     for index, name in enumerate(names):
-        is_class = np.array([fold[name]["task"] == "classification" for fold in complete])
-        seconds = [
-            float(fold[name].get("cpu_seconds") or fold[name]["seconds"] or 0) for fold in complete
-        ]
+        is_class = np.array([folds[0][name]["task"] == "classification" for folds in complete])
+        times_s = [mean(seconds(fold[name]) for fold in folds) for folds in complete]
         better = p = ""
         if ours is not None and index != ours:
             difference = values[:, ours] - values[:, index]
@@ -252,8 +259,8 @@ def summarise(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
             f"{ranks[:, index].mean():.2f}",
             f"{median(gaps[is_class, index]):.4f}" if is_class.any() else "",
             f"{median(gaps[~is_class, index]):.4f}" if not is_class.all() else "",
-            f"{median(seconds):.1f}",
-            f"{mean(seconds):.1f}",
+            f"{median(times_s):.1f}",
+            f"{mean(times_s):.1f}",
             better,
             p,
         ]

@@ -116,6 +116,21 @@ def test_summary_of_tables_ranks_complete_folds() -> None:
     assert list(tables.list_values(rows, names))[2] == ["c", "R2", "0.100", "fails"]
 
 
+def test_folds_of_a_set_are_one_value() -> None:
+    """The forest is better on a, by the mean of two folds, and worse on b."""
+    names = ["recipe=table", "forest"]
+    values = {("a", 0): (0.6, 0.5), ("a", 1): (0.1, 0.9), ("b", 0): (0.4, 0.3)}
+    rows = [
+        {"set": key, "fold": fold, "method": name, "task": "regression", "value": value}
+        | {"seconds": 1 + fold}
+        for (key, fold), pair in values.items()
+        for name, value in zip(names, pair, strict=True)
+    ]
+    ours, forest = tables.summarise(rows, names)
+    assert (ours[1], forest[1], forest[6]) == ("1.50", "1.50", "1 of 2")
+    assert (ours[3], ours[4], ours[5]) == ("0.1750", "1.2", "1.2")
+
+
 def test_run_stops_after_its_processor_time() -> None:
     def compute() -> None:
         with tables.limit_cpu(0.05):
