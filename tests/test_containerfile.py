@@ -37,6 +37,16 @@ def test_image_name_matches_job_files() -> None:
     assert arguments("WORKDIR") == ["/work"]
 
 
+def test_image_has_an_ordinary_user_who_can_write_results_and_caches() -> None:
+    names = [instruction for instruction, _ in INSTRUCTIONS]
+    (user,) = arguments("USER")
+    assert user == "1000:1000"
+    assert names.index("USER") > max(n for n, name in enumerate(names) if name == "RUN")
+    assert "install -d -o 1000 -g 1000 /work" in arguments("RUN")
+    (variables,) = arguments("ENV")
+    assert "HOME=/work" in variables.split()
+
+
 @pytest.mark.slow
 def test_copied_files_install_by_the_command(tmp_path: Path) -> None:
     """Without the dependencies, which a test must not download."""
@@ -50,7 +60,7 @@ def test_copied_files_install_by_the_command(tmp_path: Path) -> None:
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / source, folder)
-    (run,) = arguments("RUN")
+    run = arguments("RUN")[0]
     words = shlex.split(run.replace("${EXTRAS}", "").replace(SOURCE, f"{tmp_path}{SOURCE}"))
     assert words[0] == "pip"
     installed = tmp_path / "installed"
