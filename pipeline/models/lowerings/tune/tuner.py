@@ -43,7 +43,8 @@ BUILT_IN = Path(__file__).parent / "built_in.json"
 WORTH_SHARE = 0.1
 WORTH_US = 1000.0
 """oneDNN is called if it saves more than this share of the time of all problems, and more than this
-time per step. A program that calls it is compiled again in every process."""
+time per step. A program that calls it is compiled again in every process without the extra
+`onednn`. The limit is the same with it, since bits may not depend on an extra."""
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
 """(name of a piece of work) -> the context to do it in, which shows its progress."""
