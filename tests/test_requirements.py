@@ -24,7 +24,7 @@ COUNTS = {
 """Codes of each letter, numbered from 1."""
 CODES = [f"{letter}-{n:02}" for letter, count in COUNTS.items() for n in range(1, count + 1)]
 NOT_IMPLEMENTED: list[str] = []
-DOCUMENTED = ["A-07", "H-04", "T-03", "T-04"]
+DOCUMENTED = ["A-07", "H-04", "S-17", "T-03", "T-04"]
 """Codes without a command."""
 SEARCHES = ("recommend",)
 """Commands whose keys have several values each, which is no recipe."""
