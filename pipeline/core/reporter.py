@@ -91,6 +91,9 @@ class Reporter:
         """Print to the console; if it can't be written, note that in run.log and stop printing."""
         if not self._can_print:
             return
+        # A terminal of another encoding than UTF-8 lacks some characters of names and paths.
+        encoding = getattr(self.console.file, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
         try:
             if self.console.is_terminal:
                 self.console.print(text)

@@ -310,3 +310,11 @@ def test_files_are_not_redrawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("FORCE_COLOR", "1")
     with (tmp_path / "file").open("w") as file:
         assert not can_redraw(file)
+
+
+def test_characters_that_the_console_lacks_are_escaped(tmp_path: Path) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with Reporter(tmp_path, Console(file=file)) as reporter:
+        reporter.print_lines("data/caf\u00e9")
+    assert file.buffer.getvalue() == b"data/caf\\xe9\n"  # type: ignore[attr-defined]
+    assert "data/caf\u00e9" in (tmp_path / "run.log").read_text(encoding="utf-8")

@@ -141,7 +141,8 @@ def format_changed(result: Counterfactual, dataset: Dataset) -> Iterator[str]:
             names[int(outputs[sample].argmax())]
             for outputs in (result.outputs, result.other_outputs)
         )
-        text = names[int(label)] if isinstance(label, int) else ""
+        # An ignored label is outside the classes.
+        text = names[label] if isinstance(label, int) and 0 <= label < len(names) else ""
         cells.append([str(rows[sample]), text, before, after])
     yield from align_columns(cells, right=(0,))
     if len(changed) > MAX_LISTED:

@@ -36,7 +36,9 @@ class RegularTimes:
         if not steps.size:
             return
         usual = float(np.sort(steps)[(len(steps) - 1) // 2])
-        is_wrong = (steps <= 0) | (np.abs(steps - usual) > TOLERANCE * abs(usual))
+        # Large times, such as seconds since 1970, are rounded more than the steps between them.
+        rounding = 2 * np.spacing(np.abs(self.positions[rows]).max())
+        is_wrong = (steps <= 0) | (np.abs(steps - usual) > TOLERANCE * abs(usual) + rounding)
         if not is_wrong.any():
             return
         # Two rows in the wrong order leave gaps around them, which aren't to be filled.

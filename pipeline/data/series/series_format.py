@@ -96,6 +96,8 @@ class SeriesFormat(Spec):
             names = self.value_columns or tuple(
                 name for name in table.columns if name != self.time_column
             )
+            if not names:
+                raise ValueError(f"has no columns of values besides {self.time_column}")
             numbers = [table.get_numbers(name) for name in names]
             steps = spec.shape[0]
             if table.rows < steps:

@@ -107,9 +107,10 @@ class ExampleFilesSpec(LocalDatasetSpec):
         train = self._read_matching(self.train_files)
         if self.split is None:
             evaluated = self._read_matching(self._find_eval_pattern())
-            train_paths = {file.path for file in train.images.files}
+            # Links of other names are the same file.
+            train_paths = {file.path.resolve() for file in train.images.files}
             shared_paths = [
-                file.path for file in evaluated.images.files if file.path in train_paths
+                file.path for file in evaluated.images.files if file.path.resolve() in train_paths
             ]
             if shared_paths:
                 raise DataError(

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ from pipeline import load_recipe, run
 from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
+from pipeline.cli.runs.without import format_changed
 from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.data.columns import Split, Targets
 from pipeline.engine.monitors.log_lines import read_lines
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.replay import open_replay
@@ -298,3 +301,16 @@ def test_documented_commands_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
     assert [main(shlex.split(line)) for line in lines] == [0] * 4
+
+
+@pytest.mark.parametrize("ignored", [-1, 255])
+def test_ignored_label_has_no_name(ignored: int) -> None:
+    evaluated = Split({"label": np.full(5, ignored, np.int32)})
+    dataset: Any = SimpleNamespace(
+        targets=Targets(("a", "b", "c")), classes=("a", "b", "c"), eval=evaluated
+    )
+    outputs = np.eye(3, dtype=np.float32)[[0, 0, 0, 0, 0]]
+    other = np.eye(3, dtype=np.float32)[[0, 0, 0, 1, 0]]
+    state: Any = None
+    result = Counterfactual(1, 0, state, state, {}, {}, outputs, other, has_classes=True)
+    assert list(format_changed(result, dataset))[1].split() == ["3", "a", "b"]

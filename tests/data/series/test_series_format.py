@@ -109,3 +109,8 @@ def test_folder_is_searched_for_its_files(tmp_path: Path) -> None:
         samples = Samples({"series": ColumnSpec((3, 2), "float32")}, Targets(()), series=series)
         found.append([file.name for file in list_inputs(tmp_path, list_suffixes(samples))])
     assert found == [names[:4], names[:3]]
+
+
+def test_forecast_without_columns_of_values_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.csv: has no columns of values besides time"):
+        read(tmp_path / "a.csv", "time\n1\n2\n3\n", kind="forecast")

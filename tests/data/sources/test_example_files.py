@@ -236,6 +236,13 @@ def test_excessive_record_length_is_refused(tmp_path: Path) -> None:
         assert said in refusal(tmp_path)
 
 
+def test_link_to_a_training_file_is_refused(tmp_path: Path) -> None:
+    folder = dataset(tmp_path)
+    (folder / "validation.tfrecord").unlink()
+    (folder / "validation.tfrecord").symlink_to("train-0-of-3.tfrecord")
+    assert "validation.tfrecord: is both trained on and evaluated" in refusal(folder)
+
+
 def test_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder = dataset(tmp_path / "data")
     other = write(tmp_path / "other.tfrecord", [plain(1)])
