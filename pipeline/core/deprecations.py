@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-RECIPE = "recipe.yaml"
-SUMMARY = "summary.json"
+RECIPE: Final = "recipe.yaml"
+SUMMARY: Final = "summary.json"
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,8 @@ def normalise(folder: Path) -> None:
         tree: dict[str, Any] = json.loads(file.read_text())
         for process in tree["processes"]:
             process["folder"] = "."
-            process["command"] = re.sub(
-                r"^.* -m pipeline|^\S+", "python -m pipeline", process["command"]
-            )
+            _, _, words = process["command"].partition(" -m pipeline")
+            process["command"] = f"python -m pipeline{words}"
             process["machine"] = {**process["machine"], "host": "host", "system": "Linux"}
             process["code"].pop("git", None)
             process["settings"] = {}
