@@ -143,7 +143,6 @@ def normalise(folder: Path) -> None:
             process["command"] = f"python -m pipeline{words}"
             process["machine"] = {**process["machine"], "host": "host", "system": "Linux"}
             process["code"].pop("git", None)
-            process["settings"] = {}
         file.write_text(json.dumps(tree, indent=2) + "\n")
     for pattern in (".lock", "run.log", "*.html", ".stdout", ".stderr"):
         for file in folder.rglob(pattern):
