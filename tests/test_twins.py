@@ -186,6 +186,7 @@ COVERED = {
     "pipeline.backends.step_loops": ("backends/test_xla.py", "loops of compiled steps"),
     # What a run keeps, and its recipe.
     "pipeline.config.compose": ("config/test_checks.py", "all problems of a recipe at once"),
+    "pipeline.core.deprecations": ("test_promises.py", "each lasts two minor versions"),
     "pipeline.core.files.error_text": ("config/test_checks.py", "texts of all kinds of problems"),
     "pipeline.core.host.limited_child": (
         "core/host/test_limited_process.py",

@@ -175,6 +175,19 @@ def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
     )
 
 
+def read_weights_alone(folder: Path) -> dict[str, np.ndarray]:
+    """Return the weights of a checkpoint, or of a run's newest one, by their paths.
+
+    Neither recipe nor host state is parsed, which another version may have written differently.
+    Raises DataError if there is none or it is damaged, RunError as in `make_read_error`.
+    """
+    root = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    steps = list_saved_steps(root)
+    newest = make_checkpoint_path(root, steps[-1]) if steps else folder
+    verify_files(newest)
+    return Checkpoint(newest, read_arrays(newest / STATE), HostState(), {}).select_weights()
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify and read one checkpoint. Raises DamagedError if a byte has changed, and RunError as in
     `make_read_error`."""

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.error_text import FORMER_NAMES, split_location
+from pipeline.core.deprecations import FORMER_KEYS
+from pipeline.core.files.error_text import split_location
 from pipeline.core.files.paths import CONF
 from pipeline.core.files.tree_diff import TreePath, find_value, iterate_leaves
 from pipeline.core.registry import ComponentOf, Spec, list_components
@@ -72,7 +73,7 @@ def _rename_former_keys(tree: Tree) -> Tree:
 
 
 def _rename_keys(node: Any, path: TreePath = ()) -> Any:
-    """Return a tree with the new names of keys in `FORMER_NAMES`. Custom keys keep their names."""
+    """Return a tree with the new names of keys in `FORMER_KEYS`. Custom keys keep their names."""
     if isinstance(node, list):
         return [_rename_keys(item, (*path, number)) for number, item in enumerate(node)]
     if not isinstance(node, dict):
@@ -80,8 +81,8 @@ def _rename_keys(node: Any, path: TreePath = ()) -> Any:
     renamed = {}
     for key, value in node.items():
         place = (*path, str(key))
-        if str(key) in FORMER_NAMES and not _is_in_custom_section(tuple(map(str, path))):
-            key = FORMER_NAMES[str(key)]
+        if str(key) in FORMER_KEYS and not _is_in_custom_section(tuple(map(str, path))):
+            key = FORMER_KEYS[str(key)]
         renamed[key] = _rename_keys(value, place)
     return renamed
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pipeline.config.defaults import find_options, read_config_defaults
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.error_text import FORMER_NAMES
+from pipeline.core.deprecations import FORMER_KEYS
 from pipeline.core.files.name_text import SYNONYMS
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, Spec, load_all
@@ -90,7 +90,7 @@ def find_key(path: Sequence[str]) -> list[str]:
 
     Keys of every recipe are preferred to keys that only some components have.
     """
-    name = {**SYNONYMS, **FORMER_NAMES}.get(path[-1], path[-1])
+    name = {**SYNONYMS, **FORMER_KEYS}.get(path[-1], path[-1])
     schema = read_schema()
     keys = [key for key in dict.fromkeys(_list_keys(schema, (), schema)) if key[-1] == name]
     keys = [key for key in keys if key[: len(path) - 1] == tuple(path[:-1])] or keys

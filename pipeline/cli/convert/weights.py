@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.checkpoint.restore import read_weights_alone, warn_on_stderr
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import add_train_length
 from pipeline.config.overrides import value_of
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import UsageError, printable
+from pipeline.core.errors import DataError, RecipeError, UsageError, printable
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import (
     is_weight_file,
@@ -22,6 +23,7 @@ from pipeline.stages.export.network import trace_network_arrays
 from pipeline.stages.fine_tuning import read_source
 from pipeline.stages.record.run_directory import find_run_dir, note_descendant
 from pipeline.stages.record.trained_run import read_run_recipe
+from pipeline.stages.record.written_version import explain_other_version
 
 
 def main(
@@ -45,6 +47,29 @@ def main(
     options += ["checkpoint.partial=true"] if partial else []
     overrides = [*overrides, *options]
     run_dir = None if is_weight_file(source) else find_run_dir(source)
+    try:
+        arrays = _read_converted(source, run_dir, overrides, like)
+    except (RecipeError, DataError):
+        if run_dir is None or overrides or like is not None:
+            raise
+        problem = explain_other_version(run_dir)
+        if problem is None:
+            raise
+        # Another version's recipe and host state may be invalid here; its arrays are readable.
+        warn_on_stderr(problem)
+        arrays = read_weights_alone(source)
+    write_weights(target, arrays)
+    if run_dir is not None:
+        note_descendant(run_dir, "converted", target)
+    size_bytes = sum(array.nbytes for array in arrays.values())
+    print(f"{printable(str(target))}: {len(arrays):,} arrays, {size_bytes / 1e6:,.1f} MB")
+    return CommandResult({"file": str(target), "arrays": len(arrays), "bytes": size_bytes})
+
+
+def _read_converted(
+    source: Path, run_dir: Path | None, overrides: Sequence[str], like: Path | None
+) -> Arrays:
+    """Return the arrays of a source, under the names of the recipe's network if one is known."""
     recipe: Recipe | None = None
     if value_of(overrides, "recipe") is None and run_dir is not None:
         recipe = read_run_recipe(run_dir, overrides)
@@ -53,14 +78,7 @@ def main(
     if recipe is None and like is not None:
         raise UsageError([f"--like {like}"], "needs a recipe: the network of both files")
     arrays, _ = read_source(source)
-    if recipe is not None:
-        arrays = _convert(arrays, source, recipe, like)
-    write_weights(target, arrays)
-    if run_dir is not None:
-        note_descendant(run_dir, "converted", target)
-    size_bytes = sum(array.nbytes for array in arrays.values())
-    print(f"{printable(str(target))}: {len(arrays):,} arrays, {size_bytes / 1e6:,.1f} MB")
-    return CommandResult({"file": str(target), "arrays": len(arrays), "bytes": size_bytes})
+    return arrays if recipe is None else _convert(arrays, source, recipe, like)
 
 
 def _convert(arrays: Arrays, source: Path, recipe: Recipe, like: Path | None) -> Arrays:

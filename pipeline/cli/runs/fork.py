@@ -45,6 +45,7 @@ from pipeline.stages.record.run_directory import (
 )
 from pipeline.stages.record.summary import list_versions
 from pipeline.stages.record.trained_run import read_run_recipe
+from pipeline.stages.record.written_version import require_readable_version
 
 END = "end"
 """The last step, after @."""
@@ -113,6 +114,7 @@ def _plan_fork(replay: Replay, step: int, overrides: Sequence[str]) -> tuple[For
     opened, run_dir, reporter = replay.opened, replay.run_dir, replay.reporter
     if opened.recipe.privacy is not None:
         raise RecipeError("privacy: must be null for fork: a guarantee counts the steps of one run")
+    require_readable_version(run_dir)
     recipe = read_run_recipe(run_dir, [*overrides, "train.resume=null", "checkpoint.restore=null"])
     if recipe.privacy is not None:
         raise RecipeError("privacy: must be null for fork: a guarantee counts the steps of one run")

@@ -10,21 +10,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from pipeline.core.deprecations import FORMER_KEYS
 from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems
 from pipeline.core.files.name_text import SYNONYMS, explain_unknown_name, find_nearest, show_name
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import suggest_missing_flag
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, find_components, find_kind
-
-FORMER_NAMES: Mapping[str, str] = {
-    "passes": "epochs",
-    "every_passes": "every_epochs",
-    "warmup_passes": "warmup_epochs",
-    "decay_passes": "decay_epochs",
-    "after_passes": "after_epochs",
-}
-"""New names of keys that were renamed, by their former names."""
 
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 """Texts of the bounds that the registry adds to numbers."""
@@ -104,7 +96,7 @@ def _describe_problem(details: ErrorDetails, path: TreePath, guess: TreePath | N
         case "extra_forbidden":
             question = f"; did you mean {show_name(format_key(guess))}?" if guess else ""
             rule = f"there is no such key{question}"
-            if (former := FORMER_NAMES.get(str(path[-1]))) is not None:
+            if (former := FORMER_KEYS.get(str(path[-1]))) is not None:
                 rule = f"is called {show_name(format_key((*path[:-1], former)))} now"
         case "union_tag_not_found":
             rule = "must be a section with a `name`"

@@ -40,6 +40,10 @@ HARMLESS_FLAGS = (
     "--xla_gpu_force_compilation_parallelism",
 )
 """Prefixes of XLA's flags that don't change numbers. This package sets some of them."""
+REFUSED = ("the data", "the plug-ins", "settings that decide numbers")
+"""Parts of provenance whose change refuses a resume, or is a warning if the user allows it."""
+WARNED = ("versions and code", "other settings")
+"""Parts of provenance whose change is a warning."""
 FORK = "fork"
 """Key of a process in provenance.json with which a fork of another run begins."""
 _ABSENT = object()
@@ -68,12 +72,12 @@ def require_same_origin(
         # The advice to delete the file is left out.
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     decisive, harmless = compare_settings(processes, current)
-    changes = {
-        "the data": find_changed_data(processes, current.data),
-        "the plug-ins": find_changed_plugins(processes, current),
-        "settings that decide numbers": decisive,
-    }
-    for changed, lines in changes.items():
+    changes = (
+        find_changed_data(processes, current.data),
+        find_changed_plugins(processes, current),
+        decisive,
+    )
+    for changed, lines in zip(REFUSED, changes, strict=True):
         if not lines:
             continue
         problem = f"{run_dir}: {changed} have changed since the run was trained"

@@ -41,6 +41,7 @@ from pipeline.stages.record.brightness import Brightness, parse_brightness
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import find_changes, hash_recipe
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
+from pipeline.stages.record.written_version import explain_other_version
 from pipeline.training.parallel.devices import hide_gpus
 from pipeline.training.state import TrainState
 
@@ -138,6 +139,8 @@ def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides], length_replaced=True)
     except RecipeError as error:
+        if problem := explain_other_version(run_dir):
+            raise RecipeError([problem, *error.problems]) from error
         flags = _list_missing_plugins(run_dir)
         if not flags:
             raise

@@ -27,6 +27,10 @@ from pipeline.stages.record.run_directory import (
     read_status,
     read_written_at_ns,
 )
+from pipeline.stages.record.written_version import (
+    explain_other_version,
+    require_readable_version,
+)
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
@@ -71,6 +75,8 @@ def describe_no_run(recipe: Recipe, outputs: Path = OUTPUTS) -> str:
     """Return why `train.resume=auto` starts a new run. It names the newest unfinished run that
     differs in its length alone, the keys that differ, and how to continue it."""
     for run_dir in _list_unfinished(outputs):
+        if problem := explain_other_version(run_dir):
+            return f"{problem}; starting a new run"
         with suppress(RecipeError):  # a recipe that can't be read
             changes = _find_length_changes(recipe, run_dir)
             if changes and is_free(run_dir):
@@ -137,8 +143,9 @@ def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
 def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     """Return a line for each key that differs in a run directory's recipe, length included.
 
-    Raises RecipeError if the recipe can't be read.
+    Raises RecipeError if the recipe can't be read, or is of another version.
     """
+    require_readable_version(run_dir)
     try:
         # First without defaults for newer keys, which take long: a recipe of this version has all.
         recorded = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
@@ -161,7 +168,9 @@ def list_changes_with_length(
 
 
 def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
-    """Read the recipe of a run to resume. Raises RecipeError if it can't be read."""
+    """Read the recipe of a run to resume. Raises RecipeError if it can't be read, or if the run was
+    written by a version whose runs this one can't resume."""
+    require_readable_version(Path(run_dir))
     try:
         return read_recorded_recipe(Path(run_dir))
     except DataError as error:

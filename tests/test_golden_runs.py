@@ -1,0 +1,152 @@
+"""Runs that released versions wrote, and what this version does with them.
+
+tests/golden/make_runs.py adds a version. A later version resumes a run or refuses it with one
+message, and reports, exports and compares all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from tests.forked import run_forked
+from tests.golden.make_runs import (
+    MORE_STEPS,
+    RECIPES,
+    RUNS,
+    call,
+    copy_inputs,
+    find_run,
+    read_loss,
+    resume_run,
+)
+from tests.outcome import metrics
+from tests.test_promises import project_version
+
+VERSIONS = sorted(folder.name for folder in RUNS.iterdir() if folder.is_dir())
+CASES = [(version, name) for version in VERSIONS for name in RECIPES]
+MOST_BYTES = 3_000_000
+TOLERANCE = 1e-4
+"""Relative; the lowest and the newest packages round differently."""
+PLUGINS = {"plug_in": ["--plugin", "components.py"], "imported": ["--plugin", "network.py"]}
+PRIVATE = re.compile(rb"/(work|root|home|tmp|Users)/|\bvm\b")
+
+
+def read_expected(version: str) -> dict[str, dict[str, float]]:
+    expected: dict[str, dict[str, float]] = json.loads(
+        (RUNS / version / "expected.json").read_text()
+    )
+    return expected
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what the runs read, in which they are resumed."""
+    copy_inputs(tmp_path)
+    return tmp_path
+
+
+def copy_run(version: str, name: str, folder: Path) -> Path:
+    """Copy a run, and the run whose weights it names, into a folder."""
+    for source in {name, "sinks"}:
+        shutil.copytree(RUNS / version / source, folder / source)
+    return find_run(folder / name)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_version_has_every_run_and_is_small(version: str) -> None:
+    assert Version(version) <= project_version()
+    assert set(read_expected(version)) == set(RECIPES)
+    assert {path.name for path in (RUNS / version).iterdir()} == {*RECIPES, "expected.json"}
+    files = [path for path in (RUNS / version).rglob("*") if path.is_file()]
+    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_run_names_no_machine_and_no_user(version: str) -> None:
+    for file in (RUNS / version).rglob("*.json*"):
+        assert PRIVATE.search(file.read_bytes()) is None, file
+    for file in (RUNS / version).rglob("provenance.json"):
+        for process in json.loads(file.read_text())["processes"]:
+            assert (process["folder"], process["machine"]["host"]) == (".", "host")
+            assert process["versions"]["recipe-pipeline"] == version
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_losses_of_the_log_are_complete(version: str, name: str) -> None:
+    expected = read_expected(version)[name]
+    assert read_loss(RUNS / version / name) == expected["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "name"), CASES)
+def test_golden_run_is_resumed_or_refused_with_one_message(
+    version: str, name: str, folder: Path
+) -> None:
+    run_dir = copy_run(version, name, folder)
+    try:
+        resume_run(folder, name)
+    except RuntimeError as error:
+        text = str(error)
+        assert "Traceback" not in text
+        assert f"was written by recipe-pipeline {version}" in text
+        assert Version(version).major != project_version().major
+        return
+    lines: list[dict[str, Any]] = metrics(run_dir)
+    assert [line["step"] for line in lines] == list(range(1, MORE_STEPS + 1))
+    expected = read_expected(version)[name]["resumed_loss"]
+    assert read_loss(folder / name) == pytest.approx(expected, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "name"), CASES)
+def test_golden_run_is_reported_and_exported(version: str, name: str, folder: Path) -> None:
+    run_dir = copy_run(version, name, folder)
+    plugin = PLUGINS.get(name, [])
+    call(folder, [*plugin, "report", str(run_dir), "--out", "page"])
+    assert (folder / "page" / "index.html").stat().st_size > 1000
+    call(folder, [*plugin, "export", str(run_dir), "exported"])
+    assert (folder / "exported" / "model.bin").stat().st_size > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_runs_are_compared(version: str, folder: Path) -> None:
+    shutil.copytree(RUNS / version, folder / "runs")
+    listed = call(folder, ["runs", "runs", "--json"])
+    assert all(name in listed for name in RECIPES)
+    for name in RECIPES:
+        text = call(folder, ["diff", str(find_run(folder / "runs" / name)), "runs/sinks"])
+        assert "loss" in text
+
+
+@pytest.mark.slow
+def test_run_of_a_newer_version_is_refused_and_its_weights_are_exported(folder: Path) -> None:
+    version = VERSIONS[-1]
+    run_dir = copy_run(version, "sinks", folder)
+    file = run_dir / "provenance.json"
+    file.write_text(file.read_text().replace(f'"{version}"', '"1.7.0"'))
+    # What this version doesn't know: a key of the recipe, and another state of the host.
+    recipe = run_dir / "recipe.yaml"
+    recipe.write_text(f"{recipe.read_text()}unknown_key: 3\n")
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(RuntimeError) as caught:
+        resume_run(folder, "sinks")
+    message = str(caught.value)
+    assert "sinks: was written by recipe-pipeline 1.7.0, a newer version" in message
+    assert "versions from 1.7.0 to below 2.0 can resume it" in message
+    assert "convert weights sinks weights.safetensors" in message
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+    arguments = ["convert", "weights", "sinks", "weights.safetensors"]
+    ended = run_forked(arguments, folder, {"XDG_CACHE_HOME": str(folder / ".cache")})
+    assert ended.returncode == 0, ended.stderr
+    assert "was written by recipe-pipeline 1.7.0" in ended.stderr
+    assert (folder / "weights.safetensors").stat().st_size > 1000
