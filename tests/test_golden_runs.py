@@ -120,11 +120,16 @@ def test_golden_run_is_reported_and_exported(version: str, name: str, folder: Pa
 @pytest.mark.parametrize("version", VERSIONS)
 def test_golden_runs_are_compared(version: str, folder: Path) -> None:
     shutil.copytree(RUNS / version, folder / "runs")
+    expected = read_expected(version)
     listed = call(folder, ["runs", "runs", "--json"])
     assert all(name in listed for name in RECIPES)
     for name in RECIPES:
         text = call(folder, ["diff", str(find_run(folder / "runs" / name)), "runs/sinks"])
-        assert "loss" in text
+        is_same = "12 are the same, bit for bit" in text
+        # Shards of a batch and streams may differ in steps before the last.
+        assert is_same <= (expected[name]["loss"] == expected["sinks"]["loss"]), name
+        assert is_same or "loss" in text, name
+        assert is_same or name != "sinks"
 
 
 @pytest.mark.slow

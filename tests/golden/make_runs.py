@@ -81,13 +81,21 @@ def main(names: Sequence[str]) -> None:
         for name in names or RECIPES:
             shutil.rmtree(kept / name, ignore_errors=True)
             shutil.copytree(folder / name, kept / name)
-        file = kept / "expected.json"
-        expected = json.loads(file.read_text()) if file.exists() else {}
-        for name in names or RECIPES:
-            losses = {"loss": read_loss(folder / name)}
+    write_expected(kept)
+
+
+def write_expected(kept: Path) -> None:
+    """Write the losses of the runs of a version, and those after this version resumed them."""
+    expected = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "runs"
+        shutil.copytree(kept, folder)
+        copy_inputs(folder)
+        for name in RECIPES:
+            loss = read_loss(folder / name)
             resume_run(folder, name)
-            expected[name] = {**losses, "resumed_loss": read_loss(folder / name)}
-    file.write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
+            expected[name] = {"loss": loss, "resumed_loss": read_loss(folder / name)}
+    (kept / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
 
 
 def copy_inputs(folder: Path) -> None:
@@ -108,7 +116,8 @@ def resume_run(folder: Path, name: str) -> str:
 
     Raises RuntimeError if the run is refused.
     """
-    words = [word for word in (*RECIPES[name], *COMMON[:-1]) if word != "-m"]
+    left_out = ("-m", "checkpoint.restore=sinks")  # a resumed run has its weights
+    words = [word for word in (*RECIPES[name], *COMMON[:-1]) if word not in left_out]
     words = ["train.optimizer.lr=0.01" if "lr=0.01," in word else word for word in words]
     run_dir = find_run(folder / name).relative_to(folder)
     return call(folder, [*words, f"train.steps={MORE_STEPS}", f"train.resume={run_dir}"])
