@@ -26,6 +26,8 @@ NEIGHBOURS = 3
 """The values on each side of a value that its line goes through."""
 MOST_ROWS = 100_000
 """The most rows that are looked at, evenly spaced."""
+MOST_CELLS = 10_000_000
+"""The most rows times classes."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,13 @@ def find_identifiers(
     int (n,), and `labels` their labels: one of `classes`, int (n,), or numbers (n, K) if `classes`
     is None. Numbers with a unit aren't looked at.
     """
-    step = -(-len(rows) // MOST_ROWS)
+    most_rows = min(MOST_ROWS, MOST_CELLS // (classes or 1))
+    step = -(-len(rows) // max(most_rows, 1))
     rows, labels = rows[::step], labels[::step]
     if classes is not None:
         labels = labels[:, None] == np.arange(classes)
-    outputs = _standardise(labels.astype(np.float64))
-    for name in names if outputs.shape[1] else ():
+    outputs = labels.astype(np.float64)
+    for name in names:
         column = raw.get_column(name)
         if not isinstance(column, np.ndarray):
             continue
@@ -75,13 +78,15 @@ def find_identifiers(
         numbers = column[rows]
         present = ~np.isnan(numbers)
         if (numbers[present] == np.rint(numbers[present])).all():
-            identifier = _measure(name, numbers[present], outputs[present])
+            identifier = _measure(name, numbers[present], _standardise(outputs[present]))
             if identifier is not None:
                 yield identifier
 
 
 def _standardise(outputs: np.ndarray) -> np.ndarray:
     """Return outputs (n, K) with mean 0 and variance 1, without those that never change."""
+    if not len(outputs):
+        return outputs[:, :0]
     spread = outputs.std(axis=0)
     varies = spread > 1e-9 * np.abs(outputs).max(axis=0, initial=0)
     return (outputs[:, varies] - outputs[:, varies].mean(axis=0)) / spread[varies]
@@ -91,6 +96,8 @@ def _measure(name: str, numbers: np.ndarray, outputs: np.ndarray) -> Identifier 
     """Return a column as an identifier, if its whole numbers (n,) are one for outputs (n, K)."""
     values, codes, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     if len(values) < FEWEST_VALUES or len(numbers) < FEWEST_ROWS_A_VALUE * len(values):
+        return None
+    if not outputs.shape[1]:
         return None
     sums = [np.bincount(codes, weights=output, minlength=len(values)) for output in outputs.T]
     means = np.stack(sums, axis=1) / counts[:, None]

@@ -113,6 +113,31 @@ def test_equal_labels_explain_nothing() -> None:
     assert not find(np.arange(ROWS) % 40, np.zeros(ROWS, np.int32), classes=1)
 
 
+def test_labels_that_are_equal_where_numbers_are_present_explain_nothing() -> None:
+    """Their common distance from the mean of all rows isn't explained by the numbers."""
+    random = np.random.default_rng(7)
+    numbers = np.where(np.arange(ROWS) % 2, np.nan, np.arange(ROWS) // 2 % 40)
+    labels = np.where(np.isnan(numbers), np.arange(ROWS) % 3, 1.0)
+    assert labels.mean() == 1.0
+    assert not find(numbers, labels[:, None])
+    noise = random.normal(size=ROWS)
+    offset = np.where(np.isnan(numbers), noise, 50 + noise)
+    assert not find(numbers, offset[:, None])
+    effects = random.normal(size=40)[np.nan_to_num(numbers).astype(int)]
+    (found,) = find(numbers, np.where(np.isnan(numbers), noise, 50 + effects)[:, None])
+    assert found.explained == pytest.approx(1)
+
+
+def test_memory_does_not_grow_with_the_number_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.data.tables.identifiers.MOST_CELLS", 30_000)
+    random, school = draw(8, 12)
+    labels = random.integers(0, 100, 12)[school]
+    (found,) = find(school, labels, classes=100)
+    assert found.values == 12
+    monkeypatch.setattr("pipeline.data.tables.identifiers.MOST_CELLS", 50)
+    assert not find(school, labels, classes=100)
+
+
 def write(path: Path, school: np.ndarray, score: np.ndarray, form: str = "%d") -> Path:
     with path.open("w", newline="") as file:
         rows = ([form % number, value] for number, value in zip(school, score, strict=True))
