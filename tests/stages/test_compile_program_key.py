@@ -9,8 +9,10 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.config.recipe import Recipe
+from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.stages.compile import make_program_key
 from pipeline.training.losses import CrossEntropy
+from pipeline.training.step_config import TracedLowerings
 
 PROCESS: dict[str, Any] = {
     "code": {"sha256": "c0de"},
@@ -22,8 +24,10 @@ PROCESS: dict[str, Any] = {
 }
 
 
-def key(recipe: Recipe, *path: str, value: Any = None, policy: str = "") -> str | None:
-    """The key, with one entry of the provenance changed."""
+def key(
+    recipe: Recipe, *path: str, value: Any = None, policy: str = "", lowerings: Any = None
+) -> str | None:
+    """The key, with one entry of the provenance changed, or lowerings."""
     process = copy.deepcopy(PROCESS)
     if path:
         section = process
@@ -31,7 +35,8 @@ def key(recipe: Recipe, *path: str, value: Any = None, policy: str = "") -> str 
             section = section[name]
         section[path[-1]] = value
     network = SimpleNamespace(layout="nhwc", policy=policy)
-    built: Any = SimpleNamespace(step_config=SimpleNamespace(network=network), single_steps=False)
+    step_config = SimpleNamespace(network=network, lowerings=lowerings)
+    built: Any = SimpleNamespace(step_config=step_config, single_steps=False)
     return make_program_key(process, recipe, built)
 
 
@@ -61,6 +66,7 @@ def test_key_depends_on_each_part_of_the_origin(
 
 def test_key_depends_on_the_recipe_and_its_lowerings(tiny: Callable[..., Recipe]) -> None:
     keys = [key(tiny()), key(tiny("train.batch_size=8")), key(tiny(), policy="winograd4")]
+    keys.append(key(tiny(), lowerings=TracedLowerings(DEFAULTS, "chwn")))
     assert len(set(keys)) == len(keys)
 
 
