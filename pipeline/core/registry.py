@@ -308,7 +308,7 @@ def list_other_components(kind: str) -> Mapping[str, type[Spec]]:
 
 
 def find_component(kind: str, name: str) -> type[Spec] | None:
-    """Return a component by kind and name; None if there is no such component."""
+    """Return a component by kind and name; None if none has them."""
     load_others()
     if name not in _components.get(kind, {}):
         _import_shipped(kind, name)

@@ -16,7 +16,7 @@ from pipeline.core.host.memory import (
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a process. None if there is no limit."""
+    """Resource limits of a process. None without a limit."""
 
     open_files: int | None
     file_bytes: int | None

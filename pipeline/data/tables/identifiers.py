@@ -113,7 +113,7 @@ def _measure(name: str, numbers: np.ndarray, outputs: np.ndarray) -> Identifier 
     variances = 1 / counts + noise_factors
     missed = float((counts[:, None] * distances).sum())
     missed -= noise * outputs.shape[1] * float((counts * variances).sum())
-    # Of numbers that decide the target there is no noise.
+    # Without noise, as of numbers that decide the target, any distance is beyond it.
     is_beyond_noise = float((distances / variances[:, None]).mean()) >= LEAST_F * noise
     if missed < LEAST_MISSED * explained * total or not is_beyond_noise:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import jax
@@ -33,11 +34,10 @@ class _Recurrent(nn.Module):
     layer: tokens.Recurrent
     context: LayerContext
 
+    @abstractmethod
     def update_state(self, state: State, inputs: Array, products: Array) -> State:
-        """Return the next state; each kind of cell overrides this. `inputs` is token @ kernel +
-        bias, `products` is state[0] @ recurrent_kernel + recurrent_bias; both are (batch, gates *
-        features)."""
-        raise NotImplementedError
+        """Return the next state. `inputs` is token @ kernel + bias, `products` is state[0] @
+        recurrent_kernel + recurrent_bias; both are (batch, gates * features)."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

@@ -162,7 +162,7 @@ def read_shipped_curves(kind: Literal["evaluation", "training"]) -> Sequence[Lea
 def list_recipe_runs(folder: Path, recipe_name: str, besides: Path) -> Sequence[Path]:
     """List the runs of a recipe below a folder that have ended, done or not, in the order of paths.
 
-    Empty if there is no such folder.
+    Empty without the folder.
     """
     if not folder.is_dir():
         return []
