@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import run
+from pipeline import load_recipe, run
 from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.core.errors import DataError, PipelineError, RecipeError
 from pipeline.inspect.receipts.chain import ChainRecord, extend_chain, read_chain
 from pipeline.inspect.receipts.run_receipt import digest_evaluation
+from pipeline.inspect.receipts.statement import read_logged
 from tests.command_line import fork, receipt, verify
 from tests.conftest import MLP, ROOT, compose_tiny
 
@@ -158,6 +159,27 @@ def test_resumed_run_has_the_chain_of_an_unbroken_one(
         assert [step for step, _ in links[4].pop("evaluations")] == [7]
         assert expected_links[4].pop("evaluations") == []
     assert links == expected_links
+
+
+@pytest.mark.medium
+def test_run_resumed_with_other_sinks_is_verified(
+    trained: Path, cache: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    """Neither a cut within a link nor the number of steps in one program changes a digest."""
+    run_dir = tmp_path / "run"
+    run(compose_tiny(cache, *RECEIPT, "train.end_step=5"), run_dir)
+    resumed = (f"train.resume={run_dir}", "train.sink_size=2")
+    run(compose_tiny(cache, *RECEIPT, *resumed, "train.end_step=9"), run_dir)
+    run(compose_tiny(cache, *RECEIPT, f"train.resume={run_dir}", "train.sink_size=-1"), run_dir)
+    assert receipt([str(run_dir)]) == 0
+    facts = check(run_dir, ALL)
+    assert facts["verdict"] == "verified", facts
+    assert facts["problems"] == facts["not_comparable"] == []
+    states = [
+        [r.body["state"] for r in read_chain(folder / "receipt.jsonl") if r.kind == "link"]
+        for folder in (trained, run_dir)
+    ]
+    assert states[0] == states[1]
 
 
 @pytest.mark.slow
@@ -360,6 +382,106 @@ def test_forged_segment_is_found_only_if_it_is_drawn(
     copied: Path, check: Callable[..., Facts]
 ) -> None:
     edit_chain(copied, forge_state)
+    for seed in range(6):
+        facts = check(copied, f"--seed={seed}")
+        is_drawn = facts["replayed"] == [[4, 8]]
+        assert facts["verdict"] == ("differs" if is_drawn else "verified")
+
+
+def sign_as(forged: Path, honest: Path) -> None:
+    """Claim the recipe, data, rows and first state of an honest run for a forged one.
+
+    The chain is whole, and has true digests of the forged run's states, logs and metrics.
+    """
+    shutil.copy(honest / "recipe.yaml", forged)
+    expected = [record.body for record in read_chain(honest / "receipt.jsonl")]
+
+    def claim(bodies: list[Any]) -> None:
+        assert len(bodies) == len(expected)
+        bodies[0] = dict(expected[0])
+        bodies[1]["state"] = expected[1]["state"]
+        for body, true in zip(bodies, expected, strict=True):
+            if body["kind"] == "link":
+                body["rows"] = true["rows"]
+
+    assert receipt([str(forged)]) == 0
+    edit_chain(forged, claim)
+
+
+@pytest.mark.medium
+def test_whole_run_of_another_seed_is_found_by_any_segment(
+    trained: Path, cache: Path, tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    """Without the digests that follow from the recipe; with these it is found at once."""
+    forged = tmp_path / "run"
+    run(compose_tiny(cache, *RECEIPT, "seed=99"), forged)
+    assert receipt([str(forged)]) == 0
+    honest_recipe = (trained / "recipe.yaml").read_bytes()
+    (forged / "recipe.yaml").write_bytes(honest_recipe)
+    edit_chain(forged, lambda bodies: None)
+    texts = " ".join(problem["text"] for problem in check(forged)["problems"])
+    assert "recipe.yaml: isn't the recipe of the receipt" in texts
+    assert "the first state isn't that of the recipe" in texts
+    assert "read other rows by this recipe" in texts
+    sign_as(forged, trained)
+    for seed in range(6):
+        facts = check(forged, f"--seed={seed}")
+        assert facts["verdict"] == "differs"
+        (problem,) = facts["problems"]
+        assert re.search("trained again, have (another state|other numbers)", problem["text"])
+
+
+@pytest.mark.medium
+def test_other_label_is_found_in_the_one_segment_that_reads_it(
+    tmp_path: Path, check: Callable[..., Facts]
+) -> None:
+    """Of 48 rows, each is read once in 12 steps: one segment of three is false."""
+    # With a file to evaluate: a split by class would move other rows too.
+    file, other = tmp_path / "train.csv", tmp_path / "eval.csv"
+    rows = [f"{age},{age * 7 % 3}\n" for age in range(60)]
+    file.write_text("".join(["age,kind\n", *rows[:48]]))
+    other.write_text("".join(["age,kind\n", *rows[48:]]))
+    words = (
+        "dataset=csv", f"dataset.root={file}", f"dataset.eval_path={other}",
+        "dataset.target=kind", *RECEIPT,
+        "train.batch_size=4", "train.epochs=null", "eval.every_epochs=null", "schedule=constant",
+        "monitor.tensorboard=false",
+    )  # fmt: skip
+    honest, forged = tmp_path / "honest", tmp_path / "run"
+    assert run(load_recipe("lenet5_digits", words), honest).status == "done"
+    true = file.read_text()
+    file.write_text(true.replace("\n31,1\n", "\n31,2\n"))
+    run(load_recipe("lenet5_digits", words), forged)
+    file.write_text(true)
+    origins = [read_chain(folder / "receipt.jsonl")[0].body for folder in (honest, forged)]
+    assert origins[0]["data"]["train"] != origins[1]["data"]["train"]
+    sign_as(forged, honest)
+    facts = check(forged, ALL)
+    assert facts["verdict"] == "differs"
+    found = [check(forged, f"--seed={seed}") for seed in range(8)]
+    verdicts = {tuple(map(tuple, facts["replayed"])): facts["verdict"] for facts in found}
+    assert sorted(verdicts.values()) == ["differs", "verified", "verified"]
+    assert all(facts["chance"] == pytest.approx(1 / 3) for facts in found)
+
+
+@pytest.mark.medium
+def test_false_loss_in_the_log_is_found_only_if_its_segment_is_drawn(
+    copied: Path, check: Callable[..., Facts]
+) -> None:
+    """Without its link's digest it is found at once."""
+    log = copied / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines[5]["step"] == 6
+    lines[5]["loss"] = float(np.float32(lines[5]["loss"] * 0.9))
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit_chain(copied, lambda bodies: None)
+    texts = [problem["text"] for problem in check(copied)["problems"]]
+    assert texts == ["metrics.jsonl: steps 5 to 6 differ from the chain"]
+
+    def claim(bodies: list[Any]) -> None:
+        bodies[4]["numbers"] = read_logged(copied, 4, 6)["numbers"]
+
+    edit_chain(copied, claim)
     for seed in range(6):
         facts = check(copied, f"--seed={seed}")
         is_drawn = facts["replayed"] == [[4, 8]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.estimates import FAMILIES, choose_side
+from benchmarks.curve_families import FAMILIES, choose_side
 from pipeline.core.errors import DataError
 from pipeline.study.final_value.learning_curves import (
     EPSILON,
