@@ -116,7 +116,7 @@ def test_network_of_few_channels_has_the_batch_innermost(tiny: Compose) -> None:
     assert "images as CHWN, to vectorize over samples" in reported(tiny(*TWO_CONVS))[0]
     for keys in (
         [*TWO_CONVS, "autotune=off"],
-        [*TWO_CONVS, "model.arguments.width=32"],
+        [*TWO_CONVS, "model.arguments.width=48"],
         CONV,  # with batch norm
     ):
         assert "CHWN" not in reported(tiny(*keys))[0], keys
