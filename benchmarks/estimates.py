@@ -1,10 +1,12 @@
 """Intervals of final values and the pruner `estimate`, on runs of held-out families of recipes.
 
-python -m benchmarks.estimates train RUNS      # about 12 minutes of processor time
-python -m benchmarks.estimates table RUNS      # writes the shipped table, from fit families
-python -m benchmarks.estimates score RUNS --side fit
-python -m benchmarks.estimates score RUNS --side held_out --save
-python -m benchmarks.estimates score RUNS text_gpt --side held_out --methods estimate --sweeps 0
+    python -m benchmarks.estimates train RUNS      # about 12 minutes of processor time
+    python -m benchmarks.estimates table RUNS      # writes the shipped table, from fit families
+    python -m benchmarks.estimates score RUNS --side fit
+    python -m benchmarks.estimates score RUNS --side held_out --save
+    python -m benchmarks.estimates score RUNS text_gpt --side held_out --methods estimate --sweeps 0
+
+benchmarks/curve_families.py has the families.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ TARGET = "target"
 DATA = "table.parquet"
 PREDICT_BATCH = 256
 """Rows of each call of the network."""
-Kind = TypeVar("Kind", bound=Exception)
+Raised = TypeVar("Raised", bound=Exception)
 Columns = dict[str, np.ndarray]
 
 
@@ -382,11 +382,11 @@ def _make_unfitted_error(name: str) -> Exception:
     return _find_exception("NotFittedError", ValueError)(text)
 
 
-def _find_exception(name: str, default: type[Kind]) -> type[Kind]:
+def _find_exception(name: str, default: type[Raised]) -> type[Raised]:
     """Return scikit-learn's exception of a name; the default if scikit-learn isn't there."""
     try:
         from sklearn import exceptions
     except ImportError:
         return default
-    found: type[Kind] = getattr(exceptions, name)
+    found: type[Raised] = getattr(exceptions, name)
     return found
