@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.json_lines import JSON_LINES
+from pipeline.data.json_lines import holds_json_lines
 from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
 from pipeline.data.tables.json_table import read_json_lines
 from pipeline.data.tables.quantities import (
@@ -61,14 +61,14 @@ class FitOptions:
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file if its suffix is in `PARQUET`, a file of JSON objects if it is in
-    `JSON_LINES`, else a CSV file. Columns of numbers with a unit are numbers. Raises DataError."""
+    """Read a Parquet file if its suffix is in `PARQUET`, a file of JSON objects if
+    `holds_json_lines`, else a CSV file. Columns of numbers with a unit are numbers. Raises DataError."""
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
         if path.suffix.lower() in PARQUET:
             table = read_parquet(path, kind_of)
-        elif path.suffix.lower() in JSON_LINES:
+        elif holds_json_lines(path):
             table = read_json_lines(path, form, kind_of)
         else:
             table = read_csv(path, form, kind_of)
