@@ -35,8 +35,10 @@ def test_list_in_place_of_objects_is_explained() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("a.jsonl", True), ("a.JSONL.gz", True), ("a.ndjson.zip", True), ("a.json", True)]
-    + [("a.csv.gz", False), ("jsonl", False), ("a.jsonl.csv", False), ("a.gz", False)],
+    [
+        *((name, True) for name in ("a.jsonl", "a.JSONL.gz", "a.ndjson.zip", "a.json")),
+        *((name, False) for name in ("a.csv.gz", "jsonl", "a.jsonl.csv", "a.gz")),
+    ],
 )
 def test_suffix_before_the_compression_names_the_content(name: str, expected: bool) -> None:
     assert holds_json_lines(Path("a.jsonl") / name) is expected

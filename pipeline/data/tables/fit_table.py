@@ -20,6 +20,7 @@ from pipeline.data.tables.quantities import (
     find_date_formats,
     format_example_date,
     list_date_parts,
+    find_other_mark,
     list_units,
     parse_days,
     read_quantities,
@@ -62,7 +63,10 @@ class FitOptions:
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     """Read a Parquet file if its suffix is in `PARQUET`, a file of JSON objects if
-    `holds_json_lines`, else a CSV file. Columns of numbers with a unit are numbers. Raises DataError."""
+    `holds_json_lines`, else a CSV file. Columns of numbers with a unit are numbers.
+
+    Raises DataError.
+    """
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
@@ -305,6 +309,13 @@ def describe_columns(
             if len(units) > 1:
                 listed = join_first([show_name(unit) or "none" for unit in units], 3)
                 column_notes.append(f"has numbers in several units, {listed}, read as categories")
+            mark = find_other_mark(values, table.format.decimal) if is_inferred else None
+            if mark is not None:
+                argument = f"""'++dataset.decimal="{mark}"'"""
+                column_notes.append(
+                    f"has numbers whose decimal mark is {mark!r}, read as categories; {argument} "
+                    "reads them"
+                )
             notes += [f"column {show_name(column.name)}: {note}" for note in column_notes]
     return tuple(notes)
 

@@ -102,6 +102,22 @@ def test_several_units_are_categories_and_noted(tmp_path: Path) -> None:
     text = "a,b\n" + "\n".join(f"{n},{n % 3} {'kg' if n % 3 else 'g'}" for n in range(30))
     data = read(tmp_path, text, target="a")
     assert data.notes[-1] == ("column b: has numbers in several units, g, kg, read as categories")
+
+
+@pytest.mark.parametrize(("decimal", "mark"), [(".", ","), (",", ".")])
+def test_another_decimal_mark_is_said(tmp_path: Path, decimal: str, mark: str) -> None:
+    file = tmp_path / "a.csv"
+    rows = "".join(f"{n}{mark}25 €;{n};{n % 2}\n" for n in range(20))
+    file.write_text(f"price;b;label\n{rows}")
+    notes = CsvTable(**section(root=file, target="label", decimal=decimal)).read(tmp_path).notes
+    said = [note for note in notes if "decimal mark" in note]
+    argument = f"""'++dataset.decimal="{mark}"'"""
+    assert said == [
+        f"column price: has numbers whose decimal mark is {mark!r}, read as categories; {argument} "
+        "reads them"
+    ]
+    fitting = CsvTable(**section(root=file, target="label", decimal=mark)).read(tmp_path).notes
+    assert not any("decimal mark" in note for note in fitting)
     with pytest.raises(DataError, match="line 2: b = '0 g': must be a number in kg, as in other"):
         read(tmp_path, text, target="a", numeric=["b"])
 
