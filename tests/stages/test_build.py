@@ -155,6 +155,12 @@ def test_number_of_outputs_must_equal_the_classes(tiny: Compose) -> None:
     )
 
 
+@pytest.mark.medium
+def test_outputs_without_an_axis_are_refused(tiny: Compose) -> None:
+    recipe = tiny("model=layers", "model.layers=[flatten,{name: select_tokens, index: 0}]")
+    assert problem(recipe).startswith("model layers: the network ends in one number for each samp")
+
+
 def test_too_many_evaluation_labels_are_refused(
     tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:

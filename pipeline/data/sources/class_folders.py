@@ -184,8 +184,8 @@ def _hint_at_boxes(folder: Path) -> str:
     if not names:
         return ""
     return (
-        f"; if {names[0]} has boxes of objects: these aren't predicted here (detection), but images "
-        "that are cut out by them can be classified"
+        f"; if {names[0]} has boxes of objects: these aren't predicted here (detection), but "
+        "images that are cut out by them can be classified"
     )
 
 

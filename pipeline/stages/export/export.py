@@ -151,8 +151,8 @@ def _require_format(record: Any) -> None:
     version = record.get("format") if isinstance(record, Mapping) else None
     if version != FORMAT:
         raise ValueError(
-            f"format = {show(version)}: must be {FORMAT}; export the run again, or use a version of "
-            "this package that writes it"
+            f"format = {show(version)}: must be {FORMAT}; export the run again, or use a version "
+            "of this package that writes it"
         )
 
 

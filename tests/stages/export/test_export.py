@@ -70,7 +70,7 @@ def test_program_of_the_next_token_that_fails_leaves_an_earlier_export(
     run: Any = SimpleNamespace(samples=samples, arrays={}, recipe=SimpleNamespace(name="mine"))
     (tmp_path / DESCRIPTION).write_text("earlier")
     (tmp_path / PROGRAM).write_text("earlier")
-    with pytest.raises(RunError, match="^mine: its next token can't be exported: no cache of"):
+    with pytest.raises(RunError, match=r"^mine: its next token can't be exported: no cache of"):
         export_run(run, tmp_path, None)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
         DESCRIPTION: "earlier",
