@@ -25,7 +25,7 @@ from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, Valu
 
 LOGITS = "logits"
 """Name of the output that is chosen by default among several."""
-_PLAIN = type(None) | bool | int | float | complex | str | bytes
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """Types of values in a result that torch.export knows and leaves out."""
 MAX_NAMED = 8
 """Most outputs that a message names."""
@@ -63,7 +63,7 @@ def make_plain(torch: Any, result: Any) -> Any:
     """
     plain = _replace_records(result)
     for leaf in torch.utils._pytree.tree_leaves(plain):
-        if not isinstance(leaf, torch.Tensor | torch.SymInt | torch.SymFloat | _PLAIN):
+        if not isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, *_PLAIN)):
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
             raise ValueError(
                 f"the network returns a {kind}; must return a tensor, or a tuple, list, dictionary "

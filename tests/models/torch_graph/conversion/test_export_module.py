@@ -585,6 +585,16 @@ def test_several_inputs_reach_forward(kind: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_dictionary_in_place_of_an_array_is_explained() -> None:
+    module = nn.Sequential(nn.Linear(4, 2))
+    samples = {"row": TensorSpec((4,), "float32"), "mask": TensorSpec((4,), "float32")}
+    expected = (
+        r"\(its input is a dictionary of row, mask; model\.inputs=\[COLUMN\] or parameters of"
+    )
+    with pytest.raises(ValueError, match=expected):
+        export_module(module, samples)
+
+
 def test_missing_input_is_refused() -> None:
     expected = r"can't be called with one array: missing .*'image'; model.inputs must name a column"
     with pytest.raises(ValueError, match=expected):
