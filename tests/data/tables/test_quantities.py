@@ -107,7 +107,7 @@ def test_several_units_are_categories_and_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("decimal", "mark"), [(".", ","), (",", ".")])
-def test_decimal_mark_of_other_numbers_is_said(tmp_path: Path, decimal: str, mark: str) -> None:
+def test_mark_of_other_decimals_is_noted(tmp_path: Path, decimal: str, mark: str) -> None:
     file = tmp_path / "a.csv"
     rows = "".join(f"{n}{mark}25 €;{n};{n % 2}\n" for n in range(20))
     file.write_text(f"price;b;label\n{rows}")
