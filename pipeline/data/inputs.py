@@ -91,11 +91,13 @@ class NetworkInputs:
     def read(self, xp: Any, columns: Mapping[str, Any], sizes: Any = None) -> Any:
         """Return the network's inputs from the columns of a mapped batch. `xp` is numpy or
         jax.numpy. With `sizes`, int32 (batch, 1 or 2), of the samples without padding, images get a
-        channel that is 1 on the image and 0 on padding, and tokens a `PADDING_MASK`."""
-        if sizes is None:
-            return self.pack(lambda array: array.convert(xp, columns[array.column]))
+        channel that is 1 on the image and 0 on padding, and tokens a `PADDING_MASK` if it is among
+        the inputs."""
         first = self.arrays[0]
-        if any(array.column == PADDING_MASK for array in self.arrays):
+        reads_mask = any(array.column == PADDING_MASK for array in self.arrays)
+        if sizes is None or (len(first.spec.shape) == 1 and not reads_mask):
+            return self.pack(lambda array: array.convert(xp, columns[array.column]))
+        if reads_mask:
             inside = _mark_inside(xp, columns[first.column].shape[:2], sizes)
             columns = {**columns, PADDING_MASK: inside}
             return self.pack(lambda array: array.convert(xp, columns[array.column]))

@@ -118,6 +118,11 @@ def require_pair_inputs(recipe: Recipe, dataset: Dataset) -> None:
 def check_outputs(draft: StepDraft) -> None:
     """Require the shape (classes,) of a sample's logits, or (..., classes) for several labels."""
     outputs = draft.outputs
+    if not outputs:
+        raise RecipeError(
+            f"model {draft.recipe.model.name}: the network ends in one number for each sample, or "
+            "in one for all; must end in (batch, classes)"
+        )
     dataset = draft.dataset
     num_targets = len(dataset.targets)
     num_labels = len(dataset.eval) * math.prod(outputs[:-1])

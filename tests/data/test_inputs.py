@@ -166,6 +166,13 @@ def test_padding_of_tokens_is_marked_by_a_mask() -> None:
     np.testing.assert_array_equal(compiled["mask"], host["mask"])
 
 
+def test_tokens_alone_have_no_mask() -> None:
+    inputs = resolve_inputs("tokens", None, SPECS, ("tokens", "padding_mask"))
+    columns = columns_of({"tokens": SPECS["tokens"]})
+    read = inputs.read(np, columns, np.array([[6], [2], [0]], np.int32))
+    np.testing.assert_array_equal(read, columns["tokens"])
+
+
 def test_specs_of_a_larger_bucket_replace_those_of_its_column() -> None:
     inputs = resolve_inputs(("image", "tokens"), None, SPECS, ())
     larger = inputs.with_specs({"image": ColumnSpec((8, 9, 2), "uint8")})

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pipeline.data.json_lines import parse_objects
+from pipeline.data.json_lines import holds_json_lines, parse_objects
 
 
 def test_objects_have_the_numbers_of_their_lines() -> None:
@@ -24,3 +26,19 @@ def test_objects_have_the_numbers_of_their_lines() -> None:
 def test_other_line_is_named(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         list(parse_objects(["{}", line], ("a", "b")))
+
+
+def test_list_in_place_of_objects_is_explained() -> None:
+    with pytest.raises(ValueError, match="a list of objects must have each on its own line"):
+        list(parse_objects(['[{"a": 1}]']))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, True) for name in ("a.jsonl", "a.JSONL.gz", "a.ndjson.zip", "a.json")),
+        *((name, False) for name in ("a.csv.gz", "jsonl", "a.jsonl.csv", "a.gz")),
+    ],
+)
+def test_suffix_before_the_compression_names_the_content(name: str, expected: bool) -> None:
+    assert holds_json_lines(Path("a.jsonl") / name) is expected

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
+from pipeline.stages.build_checks import check_outputs
 from pipeline.stages.data import load_data
 from pipeline.training.features.gradient_rules import SharpnessAware
 from tests.conftest import OPS
@@ -153,6 +155,13 @@ def test_number_of_outputs_must_equal_the_classes(tiny: Compose) -> None:
     assert problem(tiny("model=layers", layers)) == (
         "model layers: the network ends in 3 outputs, and the dataset has 10 classes"
     )
+
+
+def test_outputs_without_an_axis_are_refused() -> None:
+    recipe = SimpleNamespace(model=SimpleNamespace(name="torch"))
+    draft: Any = SimpleNamespace(outputs=(), recipe=recipe, dataset=None)
+    with pytest.raises(RecipeError, match="model torch: the network ends in one number for each"):
+        check_outputs(draft)
 
 
 def test_too_many_evaluation_labels_are_refused(

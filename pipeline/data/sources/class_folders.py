@@ -18,6 +18,8 @@ from pipeline.data.image_file import KINDS, SUFFIXES
 
 EVAL_FOLDERS = ("eval", "val", "test")
 """Names of the folder of the evaluation split. The first folder that exists is used."""
+ANNOTATIONS = ("annotations", "labels")
+"""Names of a folder with the boxes of objects, in lower case."""
 _MAX_LISTED = 5
 """The most suffixes of files that a note lists."""
 
@@ -104,7 +106,8 @@ def list_class_folders(folder: Path) -> tuple[str, ...]:
     """Return the sorted names of the visible folders in `folder`. Raises DataError without any."""
     names = tuple(entry.name for entry in _scan_folder(folder) if _has_kind(entry.is_dir))
     if not names:
-        raise DataError(f"{folder}: must have one folder per class; it has none")
+        problem = f"{folder}: must have one folder per class; it has none"
+        raise DataError(problem + _hint_at_boxes(folder.parent.parent))
     return names
 
 
@@ -170,8 +173,20 @@ def list_files(
                 left_out.append(entry.path)
         stack += reversed(folders)  # The first subfolder is popped next.
     if not files:
-        raise DataError(f"{folder}: holds no {kind.noun} ({', '.join(kind.suffixes)})")
+        problem = f"{folder}: holds no {kind.noun} ({', '.join(kind.suffixes)})"
+        raise DataError(problem + _hint_at_boxes(folder.parent) * (kind is IMAGES))
     return files, left_out
+
+
+def _hint_at_boxes(folder: Path) -> str:
+    """Return a sentence if a folder has one of annotations, as datasets for detection have."""
+    names = [entry.name for entry in _scan_folder(folder) if entry.name.lower() in ANNOTATIONS]
+    if not names:
+        return ""
+    return (
+        f"; if {names[0]} has boxes of objects: these aren't predicted here (detection), but "
+        "images that are cut out by them can be classified"
+    )
 
 
 def describe_left_out(

@@ -21,18 +21,20 @@ from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.inputs import DOCUMENT
+from pipeline.data.json_lines import JSON_LINES, get_content_suffix
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.table import Encoding
 from pipeline.data.text.packing import PackedWindows, pack_documents
-from pipeline.data.text.text_columns import JSON_LINES, make_locate, read_text_columns
+from pipeline.data.text.text_columns import make_locate, read_text_columns
 from pipeline.data.text.text_format import (
     PAIR,
     TextFormat,
+    decode_text,
     list_text_files,
     make_tokenizer,
     read_files,
 )
-from pipeline.data.text.tokenizer import Tokenizer, decode_utf8
+from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.windows import to_narrow_dtype
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
@@ -248,6 +250,7 @@ def _refuse_empty_texts(rows: Sequence[Sequence[str]], columns: Sequence[str]) -
 
 
 TABLES = (".csv", *JSON_LINES)
+"""Suffixes of files that are tables, also before .gz and .zip."""
 BYTES_PER_TOKEN = 24
 """Bytes of memory for each token, in Python, windows, labels and numbers of documents."""
 
@@ -269,6 +272,8 @@ class Documents(DatasetSpec):
     """Pattern of the files in a folder, such as **/*.txt."""
     text_column: str
     """Column of the documents in a CSV or .jsonl file."""
+    encoding: Encoding = "utf-8"
+    """The encoding of the files, such as latin-1 or utf-16."""
     end: str
     """Text at the end of each document, by which the network learns to end."""
     tokenizer: str
@@ -306,14 +311,16 @@ class Documents(DatasetSpec):
             eval=Split(evaluated.columns),
             targets=Targets(tokenizer.names, "next_token"),
             unit=SampleUnit("windows", "tokens", self.length, f"of {self.length} tokens"),
-            text=TextFormat(tokenizer, "next_token"),
+            text=TextFormat(tokenizer, "next_token", encoding=self.encoding),
             inputs=("tokens", DOCUMENT),
             notes=(_describe_packing(train, self.length),),
         )
 
     def _read_texts(self, source: Path) -> list[str]:
-        if source.is_file() and source.suffix.lower() in TABLES:
-            return [text for (text,) in read_text_columns(source, (self.text_column,))]
+        if source.is_file() and get_content_suffix(source) in TABLES:
+            return [
+                text for (text,) in read_text_columns(source, (self.text_column,), self.encoding)
+            ]
         files = list_text_files(source, self.pattern)
         if len(files) == 1:
             raise DataError(
@@ -322,7 +329,7 @@ class Documents(DatasetSpec):
         texts = []
         for file, content in zip(files, read_files(files), strict=True):
             with name_file(file):
-                texts.append(decode_utf8(content))
+                texts.append(decode_text(content, self.encoding).removeprefix("\ufeff"))
         return texts
 
     def _pack(self, source: Path, tokenizer: Tokenizer, texts: Sequence[str]) -> PackedWindows:

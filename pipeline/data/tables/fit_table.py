@@ -11,13 +11,14 @@ import numpy as np
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.json_lines import JSON_LINES
+from pipeline.data.json_lines import holds_json_lines
 from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
 from pipeline.data.tables.json_table import read_json_lines
 from pipeline.data.tables.quantities import (
     compute_part_values,
     describe_quantity,
     find_date_formats,
+    find_other_mark,
     format_example_date,
     list_date_parts,
     list_units,
@@ -61,14 +62,17 @@ class FitOptions:
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file if its suffix is in `PARQUET`, a file of JSON objects if it is in
-    `JSON_LINES`, else a CSV file. Columns of numbers with a unit are numbers. Raises DataError."""
+    """Read a Parquet file if its suffix is in `PARQUET`, a file of JSON objects if
+    `holds_json_lines`, else a CSV file. Columns of numbers with a unit are numbers.
+
+    Raises DataError.
+    """
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
         if path.suffix.lower() in PARQUET:
             table = read_parquet(path, kind_of)
-        elif path.suffix.lower() in JSON_LINES:
+        elif holds_json_lines(path):
             table = read_json_lines(path, form, kind_of)
         else:
             table = read_csv(path, form, kind_of)
@@ -305,6 +309,13 @@ def describe_columns(
             if len(units) > 1:
                 listed = join_first([show_name(unit) or "none" for unit in units], 3)
                 column_notes.append(f"has numbers in several units, {listed}, read as categories")
+            mark = find_other_mark(values, table.format.decimal) if is_inferred else None
+            if mark is not None:
+                argument = f"""'++dataset.decimal="{mark}"'"""
+                column_notes.append(
+                    f"has numbers whose decimal mark is {mark!r}, read as categories; {argument} "
+                    "reads them"
+                )
             notes += [f"column {show_name(column.name)}: {note}" for note in column_notes]
     return tuple(notes)
 

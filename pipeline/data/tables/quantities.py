@@ -226,6 +226,12 @@ def list_units(column: RawColumn, decimal: str) -> tuple[str, ...]:
     return tuple(sorted({unit for _, unit in filter(None, parsed)})) if all(parsed) else ()
 
 
+def find_other_mark(column: RawColumn, decimal: str) -> str | None:
+    """Return the other decimal mark if only with it a column of texts are all quantities."""
+    other = "." if decimal == "," else ","
+    return other if not list_units(column, decimal) and list_units(column, other) else None
+
+
 def require_units(table: RawTable, units: Mapping[str, str]) -> None:
     """Raise ValueError for a column in another unit than in the training split, by name.
     Numbers without a unit have the unit of the training split."""

@@ -257,14 +257,13 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
     """Open a file, and read its delimiter and names. Raises ValueError, also in the block, with the
     line at which the file isn't a CSV or isn't in its encoding."""
     line = 0
-    limit = csv.field_size_limit(MAX_LINE)
     try:
         with open_text(path, form) as file:
             delimiter = form.delimiter or _find_delimiter(read_lines(file))
         with open_text(path, form) as file:
             reader = _split_fields(read_lines(file), delimiter)
             try:
-                rows: Iterator[list[str]] = filter(None, reader)
+                rows: Iterator[list[str]] = filter(None, _read_long_fields(reader))
                 first = next(rows, None)
                 if first is None:
                     raise ValueError("has no rows")
@@ -283,8 +282,22 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
         raise ValueError(f"line {max(1, line):,}: {error}") from error
     except UnicodeError as error:
         raise make_encoding_error(error, line, form) from error
-    finally:
-        csv.field_size_limit(limit)
+
+
+def _read_long_fields(reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the rows of a reader of the csv module, with fields of any length below `MAX_LINE`.
+
+    The module's limit is the interpreter's, so it is back before other code runs.
+    """
+    while True:
+        limit = csv.field_size_limit(MAX_LINE)
+        try:
+            row = next(reader, None)
+        finally:
+            csv.field_size_limit(limit)
+        if row is None:
+            return
+        yield row
 
 
 def make_encoding_error(error: UnicodeError, line: int, form: TableFormat) -> ValueError:

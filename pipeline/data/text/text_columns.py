@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.files.name_text import show_name
+from pipeline.core.files.unpacked_file import open_unpacked
+from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import name_file
-from pipeline.data.json_lines import JSON_LINES, parse_objects
-from pipeline.data.text.text_format import read_text
+from pipeline.data.json_lines import PACKED, holds_json_lines, parse_objects
+from pipeline.data.text.text_format import ROOM_PER_BYTE, decode_text, read_text
 
 MAX_FIELD = 2**30
 """The most characters of a field of a CSV, which is in memory anyway."""
@@ -25,13 +27,13 @@ def read_text_columns(
     file: Path, columns: Sequence[str], encoding: str = "utf-8"
 ) -> list[tuple[str, ...]]:
     """Return the values of columns for each row of a CSV file, whose first line has the names
-    of the columns, or of the objects on the lines of a file that ends in one of `JSON_LINES`.
+    of the columns, or of the objects on the lines of a file that `holds_json_lines`.
 
     Raises DataError for a missing column or field, without rows, and for another encoding.
     """
     with name_file(file):
-        text = read_text(file, encoding)
-        if file.suffix.lower() in JSON_LINES:
+        text = _read_unpacked(file, encoding)
+        if holds_json_lines(file):
             return [row for _, row in _parse_objects(text, columns)]
         if "\0" in text:
             raise ValueError("isn't a CSV: it holds zero bytes")
@@ -47,7 +49,7 @@ def make_locate(file: Path, rows: np.ndarray, encoding: str = "utf-8") -> Callab
     @cache
     def read_lines() -> array[int]:
         with name_file(file):
-            return array("q", _number_lines(file, read_text(file, encoding)))
+            return array("q", _number_lines(file, _read_unpacked(file, encoding)))
 
     def locate(sample: int) -> str:
         return f"{file}, line {read_lines()[int(rows[sample])]:,}"
@@ -55,15 +57,26 @@ def make_locate(file: Path, rows: np.ndarray, encoding: str = "utf-8") -> Callab
     return locate
 
 
+def _read_unpacked(file: Path, encoding: str) -> str:
+    """Return the text of a file, which may be compressed. Raises as `read_text` does."""
+    if file.suffix.lower() not in PACKED or not file.is_file():
+        return read_text(file, encoding)
+    with open_unpacked(file) as unpacked:
+        content = unpacked.read()
+    require_room(ROOM_PER_BYTE * len(content), f"the text of {file.name}")
+    return decode_text(content, encoding).removeprefix("\ufeff")
+
+
 def _number_lines(file: Path, text: str) -> Iterator[int]:
     """Yield the number of the last line of each row of a file's text."""
-    if file.suffix.lower() in JSON_LINES:
+    if holds_json_lines(file):
         yield from (number for number, _ in _parse_objects(text, ()))
         return
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    # The limit is the interpreter's, so it is back before another code runs.
     with _read_long_fields():
-        for _ in reader:
-            yield reader.line_num
+        numbers = array("q", (reader.line_num for _ in reader))
+    yield from numbers
 
 
 def _parse_objects(text: str, columns: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:

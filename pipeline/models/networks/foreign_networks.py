@@ -9,7 +9,7 @@ import json
 from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import FilePath, Seq, component
 from pipeline.models.layers.model_spec import CLASSES, ModelSpec, replace_classes
@@ -25,6 +25,11 @@ def _allow_seed_reference(schema: dict[str, Any]) -> None:
     number = dict(schema)
     schema.clear()
     schema["anyOf"] = [number, {"const": "${seed}"}]
+
+
+def _name_position(value: Any) -> Any:
+    """Return a position as a text, since the command line and YAML read 1 as a number."""
+    return str(value) if type(value) is int else value
 
 
 @component("model")
@@ -46,7 +51,7 @@ class TorchModule(ModelSpec):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor; `$classes` stands for the dataset's number of classes, which a
     parameter `classes` or `num_classes` gets by default."""
-    output: Annotated[str, Field(max_length=500)] | None = None
+    output: Annotated[str, Field(max_length=500), BeforeValidator(_name_position)] | None = None
     """Name of the logits, if `forward` returns several tensors: a key, a field or a position; null:
     `logits`, or the only tensor."""
     seed: Annotated[NonNegativeInt, Field(json_schema_extra=_allow_seed_reference)] = 0

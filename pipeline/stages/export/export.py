@@ -12,7 +12,8 @@ An export to ONNX adds model.onnx, model_int8.onnx, model_weights.onnx and predi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from jax import export
 from pipeline.core.errors import DataError, RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors, format_json, write_whole
 from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import explain_value_read, is_value_read
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.text_format import write_tokenizer
@@ -71,14 +73,10 @@ def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | 
     samples = run.samples.pack(
         lambda spec: jax.ShapeDtypeStruct((batch, *spec.shape), np.dtype(spec.dtype))
     )
-    predict = export.export(jax.jit(make_predict(run)), platforms=PLATFORMS)
-    try:
-        program = predict(run.arrays, samples)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        if is_value_read(error):
-            raise RecipeError(explain_value_read(error)) from error
-        problem = f"can't be exported for batches of any size: {first_line(error)}"
-        raise RunError(f"{run.recipe.name}: {problem}") from error
+    with _convert_trace_errors(run, "can't be exported for batches of any size"):
+        program = _export_program(make_predict(run), run.arrays, samples)
+    # Programs are made before an earlier export is removed.
+    next_token = _export_next_token(run)
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         outdated = (DESCRIPTION,) if onnx_entries else (DESCRIPTION, *ONNX_FILES)
@@ -87,9 +85,25 @@ def export_run(run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | 
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / STABLEHLO).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)
-        _write_text_files(run, folder)
+        _write_text_files(run, next_token, folder)
         description = {**_describe(run, program), **(onnx_entries or {})}
         write_whole(folder / DESCRIPTION, format_json(description, indent=2) + "\n")
+
+
+@contextmanager
+def _convert_trace_errors(run: TrainedRun, problem: str) -> Iterator[None]:
+    """Raise RunError, with `problem`, if a program of the block can't be traced, and RecipeError if
+    code of the run reads the values of a sample."""
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        if is_value_read(error):
+            raise RecipeError(explain_value_read(error)) from error
+        raise RunError(f"{run.recipe.name}: {problem}: {first_line(error)}") from error
+
+
+def _export_program(compute: Callable[..., Any], *arguments: Any) -> export.Exported:
+    return export.export(jax.jit(compute), platforms=PLATFORMS)(*arguments)
 
 
 def is_export(folder: Path) -> bool:
@@ -115,7 +129,9 @@ def holds_other_files(folder: Path) -> bool:
 def read_export(folder: Path) -> ExportedNetwork:
     """Read an export. Raises DataError if a file is missing, damaged or of another export."""
     try:
-        samples = parse_samples(read_json(folder / DESCRIPTION), folder)
+        record = read_json(folder / DESCRIPTION)
+        _require_format(record)
+        samples = parse_samples(record, folder)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / DESCRIPTION}: doesn't describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
@@ -130,6 +146,16 @@ def read_export(folder: Path) -> ExportedNetwork:
     return ExportedNetwork(program, arrays, samples, next_token)
 
 
+def _require_format(record: Any) -> None:
+    """Raise ValueError unless model.json has the version that is written here."""
+    version = record.get("format") if isinstance(record, Mapping) else None
+    if version != FORMAT:
+        raise ValueError(
+            f"format = {show(version)}: must be {FORMAT}; export the run again, or use a version "
+            "of this package that writes it"
+        )
+
+
 def _read_program(path: Path) -> export.Exported:
     try:
         if path.stat().st_size > MAX_PROGRAM_BYTES:
@@ -139,18 +165,26 @@ def _read_program(path: Path) -> export.Exported:
         raise DataError(f"{path}: must be an exported program: {error}") from error
 
 
-def _write_text_files(run: TrainedRun, folder: Path) -> None:
+def _export_next_token(run: TrainedRun) -> export.Exported | None:
+    """Return the program for the next token of a text; None if the layers have no cache. Raises as
+    `export_run` does."""
+    if run.samples.text is None:
+        return None
+    with _convert_trace_errors(run, "its next token can't be exported"):
+        decoder = make_cached_decoder(run)
+        if decoder is None:
+            return None
+        number = jax.ShapeDtypeStruct((), np.int32)
+        return _export_program(decoder.step, run.arrays, decoder.shapes, number, number)
+
+
+def _write_text_files(run: TrainedRun, next_token: export.Exported | None, folder: Path) -> None:
     """Write the tokenizer of a network that reads texts, and its program for the next token."""
     (folder / NEXT_TOKEN).unlink(missing_ok=True)
-    if run.samples.text is None:
-        return
-    write_tokenizer(folder, run.samples.text)
-    decoder = make_cached_decoder(run)
-    if decoder is not None:
-        number = jax.ShapeDtypeStruct((), np.int32)
-        exporter = export.export(jax.jit(decoder.step), platforms=PLATFORMS)
-        step = exporter(run.arrays, decoder.shapes, number, number)
-        (folder / NEXT_TOKEN).write_bytes(step.serialize())
+    if run.samples.text is not None:
+        write_tokenizer(folder, run.samples.text)
+    if next_token is not None:
+        (folder / NEXT_TOKEN).write_bytes(next_token.serialize())
 
 
 def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.stages.export.prediction import compile_predict
 from pipeline.stages.record.trained_run import read_trained_run
-from tests.command_line import infer
+from tests.command_line import export, infer
 from tests.whole_run import run
 
 NETWORK = (
@@ -65,3 +67,11 @@ def test_predictions_are_sequences(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [row["sequence"] for row in rows] == words
     assert infer([*command, f"--csv={tmp_path / 'new.csv'}"]) == 0
     assert (tmp_path / "new.csv").read_text().splitlines()[0] == "file,sequence"
+    pytest.importorskip("onnx", reason="not installed: pip install '.[onnx]'")
+    pytest.importorskip("onnxruntime", reason="not installed: pip install '.[onnx]'")
+    assert export([str(tmp_path / "run"), str(tmp_path / "exported"), "--to", "onnx"]) == 0
+    script = [sys.executable, str(tmp_path / "exported" / "predict.py"), "new.npy"]
+    printed = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert printed.stdout.splitlines() == [
+        f"new.npy[{row}]: {line}" for row, line in enumerate(expected)
+    ]

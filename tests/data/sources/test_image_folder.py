@@ -261,6 +261,19 @@ def test_split_without_classes_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["labels", "Annotations"])
+def test_folder_for_detection_is_named(tmp_path: Path, name: str) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "images" / split).mkdir(parents=True)
+        (tmp_path / "images" / split / "1.png").touch()
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "1.txt").write_text("0 0.5 0.5 0.2 0.2")
+    with pytest.raises(DataError, match=rf"holds no image .*; if {name} has boxes of objects: the"):
+        ImageFolder(**section(root=tmp_path, split=0.5)).read(tmp_path / "cache")
+    with pytest.raises(DataError, match=rf"per class; it has none; if {name} has boxes of objects"):
+        read(tmp_path / "images")
+
+
 def test_class_without_images_is_refused(tmp_path: Path) -> None:
     (write_tree(tmp_path) / "train" / "ant" / "c.bmp").unlink()
 

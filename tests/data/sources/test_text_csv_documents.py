@@ -58,6 +58,23 @@ def test_files_and_rows_are_documents(tmp_path: Path) -> None:
     )
 
 
+def test_documents_have_another_encoding(tmp_path: Path) -> None:
+    for number, text in enumerate(("ü", "ß and a bit", "é")):
+        (tmp_path / f"{number}.txt").write_bytes(text.encode("utf-16"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in "üßé"), "latin-1"
+    )
+    files = read(tmp_path, encoding="utf-16", tokenizer="characters")
+    assert list_documents(files) == ["ß and a bit", "ü"]
+    lines = read(rows, encoding="latin-1", tokenizer="characters")
+    assert list_documents(lines) == ["ß", "ü"]
+    assert lines.text is not None
+    assert lines.text.encoding == "latin-1"
+    with pytest.raises(DataError, match=r"0\.txt: is not UTF-8: byte 0xff at 0; set dataset"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

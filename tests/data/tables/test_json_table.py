@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,15 @@ def test_numbers_have_points_whatever_the_decimal_mark(tmp_path: Path) -> None:
 def test_file_has_another_encoding(tmp_path: Path) -> None:
     table = read(tmp_path, '{"a": "é"}\n'.encode("utf-16"), encoding="utf-16")
     assert values(table, "a") == ["é"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.JSON", "a.ndjson.gz"])
+def test_suffix_before_the_compression_names_the_content(tmp_path: Path, name: str) -> None:
+    content = b'{"a": 1, "b": "x"}\n{"a": 2}\n'
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    table = read_table(file, TableFormat(missing_values=()), lambda name: "auto")
+    assert (table.names, values(table, "a")) == (("a", "b"), [1, 2])
 
 
 def test_table_of_objects_has_the_columns_of_a_csv(tmp_path: Path) -> None:

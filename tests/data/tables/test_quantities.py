@@ -106,6 +106,22 @@ def test_several_units_are_categories_and_noted(tmp_path: Path) -> None:
         read(tmp_path, text, target="a", numeric=["b"])
 
 
+@pytest.mark.parametrize(("decimal", "mark"), [(".", ","), (",", ".")])
+def test_mark_of_other_decimals_is_noted(tmp_path: Path, decimal: str, mark: str) -> None:
+    file = tmp_path / "a.csv"
+    rows = "".join(f"{n}{mark}25 €;{n};{n % 2}\n" for n in range(20))
+    file.write_text(f"price;b;label\n{rows}")
+    notes = CsvTable(**section(root=file, target="label", decimal=decimal)).read(tmp_path).notes
+    said = [note for note in notes if "decimal mark" in note]
+    argument = f"""'++dataset.decimal="{mark}"'"""
+    assert said == [
+        f"column price: has numbers whose decimal mark is {mark!r}, read as categories; {argument} "
+        "reads them"
+    ]
+    fitting = CsvTable(**section(root=file, target="label", decimal=mark)).read(tmp_path).notes
+    assert not any("decimal mark" in note for note in fitting)
+
+
 @pytest.mark.parametrize(
     ("weight", "message"),
     [

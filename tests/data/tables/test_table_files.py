@@ -66,6 +66,14 @@ def test_rows_are_read_once_for_their_places(
     assert len(openings) == 1
 
 
+def test_suspended_reader_leaves_the_limit_of_the_csv_module(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    table = read(tmp_path, f"a,b\n1,{'x' * 200_000}\n2,y\n")
+    assert table.locate(0) == "line 2"
+    assert csv.field_size_limit() == limit
+    assert table.locate(1) == "line 3"
+
+
 def test_type_can_be_set(tmp_path: Path) -> None:
     table = read(tmp_path, "year,id\n1999,1\n2001,2\n", {"year": "category", "id": "ignore"})
     assert list(table.columns) == ["year"]

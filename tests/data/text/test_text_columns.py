@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.text import text_columns
-from pipeline.data.text.text_columns import make_locate, read_text_columns
+from pipeline.data.text.text_columns import _number_lines, make_locate, read_text_columns
 from pipeline.data.text.text_format import read_text
 from tests.data.text.test_text_format import write
 
@@ -86,6 +88,27 @@ def test_file_has_another_encoding(tmp_path: Path, suffix: str) -> None:
     assert "line" in make_locate(file, np.array([0]), "utf-16")(0)
     with pytest.raises(DataError, match=r"is not UTF-8: byte 0xff at 0; set dataset\.encoding"):
         read_text_columns(file, ("text",))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_compressed_file_is_read(tmp_path: Path, suffix: str) -> None:
+    lines = {"csv": "text\né\n", "jsonl": '{"text": "é"}\n'}
+    file = tmp_path / f"a.{suffix}.gz"
+    file.write_bytes(gzip.compress(lines[suffix].encode("utf-16")))
+    assert read_text_columns(file, ("text",), "utf-16") == [("é",)]
+    line = {"csv": 2, "jsonl": 1}[suffix]
+    assert make_locate(file, np.array([0]), "utf-16")(0) == f"{file}, line {line}"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DataError, match=rf"a\.{suffix}\.gz: can't be unpacked"):
+        read_text_columns(file, ("text",), "utf-16")
+
+
+def test_suspended_reader_leaves_the_limit_of_the_csv_module(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    lines = _number_lines(tmp_path / "a.csv", f"text\n{'x' * 200_000}\ntwo\n")
+    assert next(lines) == 2
+    assert csv.field_size_limit() == limit
+    assert list(lines) == [3]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

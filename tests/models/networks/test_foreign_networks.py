@@ -237,6 +237,11 @@ def test_output_of_a_module_is_named() -> None:
     assert model.build(10, "float32").source.output == "scores"
 
 
+def test_output_of_a_module_can_be_a_position() -> None:
+    model = conf_model("torch", **{"import": "nets:Net", "seed": 0, "output": 1})
+    assert model.build(10, "float32").source.output == "1"
+
+
 @pytest.mark.medium
 def test_output_of_a_graph_file_is_refused(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match="has both output and graph, which has one output"):

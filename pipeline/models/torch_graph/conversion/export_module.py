@@ -29,6 +29,7 @@ from pipeline.models.torch_graph.conversion.functional_form import (
     find_array_uses,
     read_program,
 )
+from pipeline.models.torch_graph.conversion.layer_list import make_plain
 from pipeline.models.torch_graph.conversion.program_nodes import inline_regions
 from pipeline.models.torch_graph.graph import (
     INPUT,
@@ -204,14 +205,25 @@ def _export_draft(
     if batch is None:
         axes = {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}
         dims = jax.tree.map(lambda _: axes, dict(call.arguments))
-    shapes = [tuple(leaf.shape[1:]) for leaf in jax.tree.leaves((call.args, call.kwargs))]
-    with _report_error(origin, module.training, " and ".join(map(str, shapes))):
-        with _refuse_new_tensors(torch, module), record_backward_passes(torch):
+    with _report_error(origin, module.training, _describe_inputs(call)):
+        plain = module.register_forward_hook(lambda _, inputs, result: make_plain(torch, result))
+        with plain, _refuse_new_tensors(torch, module), record_backward_passes(torch):
             program = torch.export.export(
                 module, call.args, call.kwargs, dynamic_shapes=dims, strict=False
             )
         inline_regions(torch, program.graph_module)
         return read_program(torch, program, output)
+
+
+def _describe_inputs(call: inspect.BoundArguments) -> str:
+    """Return the shapes of the samples of a call, and the names of those in a dictionary."""
+    arguments = (call.args, call.kwargs)
+    text = " and ".join(str(tuple(leaf.shape[1:])) for leaf in jax.tree.leaves(arguments))
+    named = [(name, value) for name, value in call.arguments.items() if isinstance(value, dict)]
+    for name, value in named:
+        text += f" (its {name} is a dictionary of {', '.join(value)}; model.inputs=[COLUMN] or "
+        text += "parameters of these names change that)"
+    return text
 
 
 @contextmanager

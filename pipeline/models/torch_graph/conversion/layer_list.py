@@ -4,7 +4,7 @@ of the package's layers."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,8 @@ from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, Valu
 
 LOGITS = "logits"
 """Name of the output that is chosen by default among several."""
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""Types of values in a result that torch.export knows and leaves out."""
 MAX_NAMED = 8
 """Most outputs that a message names."""
 
@@ -53,9 +55,38 @@ def _name_children(context: Any, count: int) -> list[str]:
     return list(map(str, range(count)))
 
 
+def make_plain(torch: Any, result: Any) -> Any:
+    """Return the result of a module with dictionaries in place of dataclasses and of mappings, such
+    as the ModelOutput of transformers; a field that is None is left out.
+
+    Raises ValueError for another object in it, whose tensors torch.export doesn't find.
+    """
+    plain = _replace_records(result)
+    for leaf in torch.utils._pytree.tree_leaves(plain):
+        if not isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, *_PLAIN)):
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise ValueError(
+                f"the network returns a {kind}; must return a tensor, or a tuple, list, dictionary "
+                "or dataclass of tensors"
+            )
+    return plain
+
+
+def _replace_records(result: Any) -> Any:
+    if is_dataclass(result) and not isinstance(result, type):
+        result = {field.name: getattr(result, field.name) for field in fields(result)}
+        result = {name: value for name, value in result.items() if value is not None}
+    if isinstance(result, Mapping):
+        return {name: _replace_records(value) for name, value in result.items()}
+    # A tuple with names is one of torch's kinds of containers.
+    if type(result) in (tuple, list):
+        return type(result)(map(_replace_records, result))
+    return result
+
+
 def choose_tensor(torch: Any, result: Any) -> Any:
     """Return the logits in the result of a module. Raises ValueError unless they are known."""
-    leaves, spec = torch.utils._pytree.tree_flatten(result)
+    leaves, spec = torch.utils._pytree.tree_flatten(make_plain(torch, result))
     named = zip(name_outputs(spec), leaves, strict=True)
     return choose_output({n: x for n, x in named if isinstance(x, torch.Tensor)}, None)
 

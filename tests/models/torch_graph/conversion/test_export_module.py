@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,6 +30,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
+
+
+@dataclass
+class Record:
+    """A result with fields, one of which is absent."""
+
+    hidden: Any
+    logits: Any
+    loss: Any = None
+
+
+class Opaque:
+    """A result in which no tensor is found."""
 
 
 class Net(nn.Module):  # type: ignore[misc]
@@ -451,6 +466,9 @@ class Several(Net):
         (lambda y, x: (x, {"scores": (x, y)}), "1.scores.1"),
         (lambda y, x: [y, x], "0"),
         (lambda y, x: (y, None), None),
+        (lambda y, x: Record(x, y), None),
+        (lambda y, x: (x, Record(y, x)), "1.hidden"),
+        (lambda y, x: MappingProxyType({"hidden": x, "logits": Record(x, y)}), "logits.logits"),
     ],
 )
 @pytest.mark.parametrize("evaluates_one", [False, True])
@@ -476,6 +494,16 @@ def test_logits_are_chosen_among_several_outputs(
             lambda y, x: {"a": y, "b": (x, x)},
             "c",
             r"returns no output c; model.output must name one of a, b\.0, b\.1",
+        ),
+        (
+            lambda y, x: Record(x, y),
+            "scores",
+            "returns no output scores; model.output must name one of hidden, logits",
+        ),
+        (
+            lambda y, x: (y, Opaque()),
+            None,
+            r"^the network returns a tests.*\.Opaque; must return a tensor, or a tuple, list, dict",
         ),
     ],
 )
@@ -555,6 +583,16 @@ def test_several_inputs_reach_forward(kind: Any) -> None:
     inputs = {"row": jnp.asarray(row), "image": jnp.asarray(image.transpose(0, 2, 3, 1))}
     ours = network_of(graph).apply(initial_variables_of(graph), inputs, train=False)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_dictionary_in_place_of_an_array_is_explained() -> None:
+    module = nn.Sequential(nn.Linear(4, 2))
+    samples = {"row": TensorSpec((4,), "float32"), "mask": TensorSpec((4,), "float32")}
+    expected = (
+        r"\(its input is a dictionary of row, mask; model\.inputs=\[COLUMN\] or parameters of"
+    )
+    with pytest.raises(ValueError, match=expected):
+        export_module(module, samples)
 
 
 def test_missing_input_is_refused() -> None:

@@ -55,6 +55,31 @@ def predict(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.medium
+def test_sequences_have_no_blanks_and_repetitions(folder: Path, tmp_path: Path) -> None:
+    """Of paths of 4 classes, of which class 0 is the blank."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    description = json.loads((folder / "model.json").read_text())
+    description["columns"]["features"]["shape"] = [6, 4]
+    description["classes"] = ["-", "a", "b", "c"]
+    description["targets"]["task"] = "sequence"
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    kind = onnx.TensorProto.FLOAT
+    model = onnx.load(tmp_path / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        shaped = onnx.helper.make_tensor_value_info(value.name, kind, ["batch", 6, 4])
+        value.CopyFrom(shaped)
+    onnx.save(model, tmp_path / "model.onnx")
+    paths = [[1, 1, 0, 1, 2, 2], [0, 0, 0, 0, 0, 0], [3, 0, 3, 3, 0, 1]]
+    np.save(tmp_path / "samples.npy", np.eye(4, dtype=np.float32)[paths])
+    assert predict(tmp_path, "samples.npy").stdout.splitlines() == [
+        "samples.npy[0]: a a b",
+        "samples.npy[1]: no symbol",
+        "samples.npy[2]: c c a",
+    ]
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize("top", [["--top", "2"], ["--top=2"]])
 def test_number_of_classes_is_typed_in_two_ways(top: list[str], folder: Path) -> None:
     result = predict(folder, "samples.npy", *top)
