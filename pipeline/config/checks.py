@@ -13,6 +13,8 @@ from pipeline.config.resolved_settings import (
     check_deadline,
     check_one_length,
     count_total_steps,
+    find_length_problems,
+    find_warmup_problems,
     resolve_level,
     resolve_precision,
 )
@@ -25,7 +27,6 @@ from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
-from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
 if TYPE_CHECKING:
@@ -102,17 +103,7 @@ def check_length(recipe: Recipe) -> Iterator[str]:
     """Training has at most `MAX_STEPS` steps, and `train.end_step` is one of them."""
     if _has_problem(recipe, check_one_length, check_batch_size):
         return
-    steps_per_epoch = _count_known_steps(recipe)
-    end = recipe.train.end_step
-    try:
-        # An epoch of unknown size has at least one step.
-        total = count_total_steps(recipe.train, steps_per_epoch or 1)
-    except ValueError as error:
-        yield f"train: {error}"
-        return
-    is_total_known = steps_per_epoch is not None or recipe.train.steps is not None
-    if end is not None and end > total and is_total_known:
-        yield f"train.end_step = {end}: must be at most the {total} steps of training"
+    yield from find_length_problems(recipe.train, _count_known_steps(recipe))
 
 
 CHECKS.append(check_deadline)
@@ -144,10 +135,13 @@ def check_adapter_loops(recipe: Recipe) -> Iterator[str]:
 @rule
 def check_device(recipe: Recipe) -> Iterator[str]:
     """The device computes in the types of all layers, and the recipe's number of devices exists."""
-    for dtype in resolve_precision(recipe).dtypes:
+    precision = resolve_precision(recipe)
+    for dtype in precision.dtypes:
         problem = recipe.device.find_dtype_problem(dtype)
         if problem is not None:
-            yield f"train.precision = {recipe.train.precision}: {problem}"
+            is_rule = any(rule.dtype == dtype for rule in recipe.train.to_float)
+            key = "to_float" if is_rule else f"precision = {recipe.train.precision}"
+            yield f"train.{key}: {problem}"
     parallel = recipe.parallel
     num_devices = 1 if parallel.mode == "none" else parallel.num_devices
     problem = recipe.device.find_count_problem(num_devices)
@@ -172,7 +166,7 @@ def check_type_source(recipe: Recipe) -> Iterator[str]:
 def check_microbatches(recipe: Recipe) -> Iterator[str]:
     """Accumulation splits batches into equal microbatches."""
     train = recipe.train
-    if train.batch_size % compute_batch_multiple(train.accumulate_steps):
+    if train.batch_size % train.accumulate_steps:
         yield (
             f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
             f"{train.batch_size}, which is the number of samples of an update"
@@ -438,15 +432,8 @@ def check_warmup_length(recipe: Recipe) -> Iterator[str]:
     steps_per_epoch = _count_known_steps(recipe)
     if steps_per_epoch is None:
         return
-    try:
-        total = count_total_steps(recipe.train, steps_per_epoch)
-    except ValueError:  # `check_length` reports the length
-        return
-    for key, schedule in recipe.train.schedules.items():
-        warmup = schedule.warmup(steps_per_epoch)
-        if warmup >= total:
-            rule = f"must be shorter than the {total} steps of training"
-            yield f"{key}: warmup of {warmup} steps {rule}"
+    if not list(find_length_problems(recipe.train, steps_per_epoch)):
+        yield from find_warmup_problems(recipe.train, steps_per_epoch)
 
 
 @rule

@@ -76,6 +76,32 @@ def count_total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     return total
 
 
+def find_length_problems(train: TrainSpec, steps_per_epoch: int | None) -> Iterator[str]:
+    """Yield the problem of a run's length, if any: more than `MAX_STEPS` steps, or an `end_step`
+    that isn't one of them. The steps of an epoch may be unknown, None, but are at least one."""
+    try:
+        total = count_total_steps(train, steps_per_epoch or 1)
+    except ValueError as error:
+        yield f"train: {error}"
+        return
+    is_total_known = steps_per_epoch is not None or train.steps is not None
+    if train.end_step is not None and train.end_step > total and is_total_known:
+        yield f"train.end_step = {train.end_step}: must be at most the {total} steps of training"
+
+
+def find_warmup_problems(train: TrainSpec, steps_per_epoch: int) -> Iterator[str]:
+    """Yield the problems of schedules whose warmup doesn't end before training does. Raises
+    ValueError for a wrong length."""
+    total = count_total_steps(train, steps_per_epoch)
+    for key, schedule in train.schedules.items():
+        warmup = schedule.warmup(steps_per_epoch)
+        if warmup >= total:
+            yield (
+                f"{key}: warmup of {warmup} steps must be shorter than the {total} steps of "
+                "training"
+            )
+
+
 def list_event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tuple[int, ...]]:
     """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard."""
 

@@ -13,9 +13,12 @@ import optax
 from flax import linen as nn
 from jax.extend.core import ClosedJaxpr
 
+from pipeline.config.checks import find_known_facts
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.resolved_settings import (
     count_total_steps,
+    find_length_problems,
+    find_warmup_problems,
     resolve_level,
     resolve_loss_scale,
     resolve_precision,
@@ -127,7 +130,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
 
 def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build the step in a body of `allow_reads`."""
-    schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
+    schedule = _schedule_run(recipe, dataset.train_order.steps_per_epoch, reporter)
     # Learning rates and noise depend on the planned length, also if the run ends early.
     planned = replace(schedule, total=count_total_steps(recipe.train, schedule.steps_per_epoch))
     require_pair_inputs(recipe, dataset)
@@ -186,6 +189,20 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     if resolve_level(recipe) != "O0" or recipe.train.to_float:
         reporter.print_stage("precision", _format_precision(recipe))
     return built
+
+
+def _schedule_run(recipe: Recipe, steps_per_epoch: int, reporter: Reporter) -> RunSchedule:
+    """Return the run's schedule. Raises RecipeError for a length that doesn't fit the dataset.
+
+    The rules about a recipe's length may not have known the dataset's size.
+    """
+    if problems := list(find_length_problems(recipe.train, steps_per_epoch)):
+        raise RecipeError(problems)
+    if find_known_facts(recipe) is None:
+        # A length from the command line may be shorter than the warmup, so it isn't refused.
+        for problem in find_warmup_problems(recipe.train, steps_per_epoch):
+            reporter.warn(problem)
+    return schedule_run(recipe.train, steps_per_epoch)
 
 
 def fit_metrics(

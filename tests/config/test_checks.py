@@ -289,6 +289,14 @@ CASES = {
         ["train.batch_size=60001"],
         "train.batch_size = 60001: must be at most the 60000 training samples",
     ),
+    "types of layers that the device lacks": (
+        [
+            "device=ascend910",
+            "train.precision=O0",
+            "train.to_float=[{pattern: conv_0, dtype: bfloat16}]",
+        ],
+        "train.to_float: Ascend 910A supports float16",
+    ),
     "warmup longer than training": (
         ["train.schedule.warmup_steps=10000"],
         "train.schedule: warmup of 10000 steps must be shorter than the 10000 steps",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -220,3 +221,27 @@ def test_unbuildable_component_is_named(
     component = recipe.train.gradients if "gradients" in key else recipe.train.loss
     monkeypatch.setattr(type(component), "build", fail)
     assert problem(recipe) == f"{key}: rho is odd"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.end_step=400", "train.end_step = 400: must be at most the 210 steps of training"),
+        pytest.param(
+            "train.epochs=20000000",
+            "train: 280000000 steps in all; must be at most 100000000",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_length_is_checked_when_the_size_of_the_data_is_known(override: str, expected: str) -> None:
+    """A table's number of rows is known after it is read."""
+    assert problem(load_recipe("breast_cancer_mlp", [override])) == expected
+
+
+@pytest.mark.slow
+def test_warmup_that_fills_training_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = load_recipe("breast_cancer_mlp", ["train.schedule.warmup_steps=210"])
+    build(recipe, load_data(recipe, Reporter()), Reporter())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "train.schedule: warmup of 210 steps must be shorter than the 210 steps" in text
