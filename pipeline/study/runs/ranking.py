@@ -19,8 +19,15 @@ from pipeline.training.component_specs import Direction, list_metric_directions
 
 TRAIN_LOSS = "train_loss"
 _TIMES = frozenset({"step_ms", "median_step_ms", "train_s"})
-SMALLER_IS_BETTER = _TIMES | {TRAIN_LOSS, "parameters"}
-_NOT_METRICS = _TIMES | {"train_samples", "eval_samples", "parameters", "steps", "count"}
+SMALLER_IS_BETTER = _TIMES | {TRAIN_LOSS, "parameters", "epsilon"}
+_NOT_METRICS = _TIMES | {
+    "train_samples",
+    "eval_samples",
+    "parameters",
+    "steps",
+    "count",
+    "epsilon",
+}
 """Figures that runs aren't ranked by unless one is named."""
 _PREFERRED = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
 """Of metrics that equally many runs have, the first of these is the main one."""
@@ -65,8 +72,9 @@ def print_ties(runs: Iterable[tuple[Mapping[str, Any], float]], metric: str) -> 
     """Print the settings with the best mean, and those that the test can't distinguish from them.
 
     Each of `runs` has its varied keys and its metric. Settings are the values of the keys besides
-    `seed`. Nothing is printed unless two settings have `MIN_PAIRS` seeds each. Of several runs with
-    the same settings and seed, the last is used.
+    `seed`. Nothing is printed unless two settings have `MIN_PAIRS` seeds each. Those that share
+    fewer seeds with the best one aren't compared, which is said. Of several runs with the same
+    settings and seed, the last is used.
     """
     values: dict[str, dict[Any, float]] = {}
     for keys, value in runs:
@@ -82,13 +90,20 @@ def print_ties(runs: Iterable[tuple[Mapping[str, Any], float]], metric: str) -> 
     best = choose(means, key=lambda name: means[name])
     first = repeated.pop(best)
 
-    def is_tied(by_seed: Mapping[Any, float]) -> bool:
-        differences = [first[seed] - by_seed[seed] for seed in first if seed in by_seed]
-        return count_pairs_to_decide(np.array(differences)) is None
-
-    tied = [name for name, by_seed in repeated.items() if is_tied(by_seed)]
-    others = "all others are worse"
+    pairs = {
+        name: np.array([first[seed] - by_seed[seed] for seed in first if seed in by_seed])
+        for name, by_seed in repeated.items()
+    }
+    compared = {name: each for name, each in pairs.items() if len(each) >= MIN_PAIRS}
+    tied = [name for name, each in compared.items() if count_pairs_to_decide(each) is None]
+    others = "no other has its seeds"
+    if compared:
+        others = "all others are worse"
     if tied:
         others = f"tied with it (95 %, paired): {join_first(tied, NUM_SHOWN, '; ', '; and ')}"
     text = f"best mean over {len(first)} seeds: {best}, {means[best]:.6g}; {others}"
+    if compared and len(compared) < len(pairs):
+        unpaired = [name for name in pairs if name not in compared]
+        listed = join_first(unpaired, NUM_SHOWN, "; ", "; and ")
+        text += f"; not compared, for fewer than {MIN_PAIRS} equal seeds: {listed}"
     print(printable(text))

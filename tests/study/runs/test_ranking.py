@@ -80,7 +80,26 @@ def test_ties_require_six_seeds_and_two_settings(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == ""
 
 
-def test_runs_without_a_common_seed_are_tied(capsys: pytest.CaptureFixture[str]) -> None:
-    shifted = [({**keys, "seed": keys["seed"] + 100}, v) for keys, v in make_runs({0.2: 2.0}, 6)]
-    print_ties([*make_runs({0.1: 1.0}, 6), *shifted], "accuracy")
-    assert capsys.readouterr().out.endswith("; tied with it (95 %, paired): lr=0.1\n")
+def move_seeds(
+    runs: list[tuple[dict[str, float], float]], distance: int
+) -> list[tuple[dict[str, float], float]]:
+    return [({**keys, "seed": keys["seed"] + distance}, value) for keys, value in runs]
+
+
+def test_runs_without_a_common_seed_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    print_ties([*make_runs({0.1: 1.0}, 6), *move_seeds(make_runs({0.2: 2.0}, 6), 100)], "accuracy")
+    assert capsys.readouterr().out.endswith("; no other has its seeds\n")
+
+
+def test_settings_with_few_common_seeds_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    others = move_seeds(make_runs({0.3: 1.0}, 6), 1)
+    print_ties([*make_runs({0.1: 0.0, 0.2: 2.0}, 6), *others], "accuracy")
+    text = capsys.readouterr().out
+    assert text.endswith("; not compared, for fewer than 6 equal seeds: lr=0.3\n")
+
+
+def test_private_runs_are_not_ranked_by_epsilon() -> None:
+    private = {"loss": 0.1, "train_loss": 0.2, "epsilon": 3.0}
+    assert main_metric([private]) == "loss"
+    assert main_metric([{**private, "accuracy": 0.9}, private]) == "accuracy"
+    assert not is_larger_better("epsilon")
