@@ -78,7 +78,8 @@ class Budget:
                 noise = self._accounting.find_noise(spec.epsilon, self.steps)
             assert noise is not None, "a recipe has epsilon or noise"
             noise = round_up_to_float32(noise)
-            self._accounting.require_meaningful(noise, self.steps)
+            if spec.epsilon is None:
+                self._accounting.require_meaningful(noise, self.steps)
             if self.rule.adaptive is not None:
                 split_noise(noise, COUNTED_SHARE * self.rule.expected_batch_size)
         except ValueError as error:
@@ -190,7 +191,9 @@ class Accounting:
 
     def find_noise(self, epsilon: float, steps: int) -> float:
         """Return the least noise that spends at most `epsilon` in a number of steps. Raises
-        ValueError if no noise does."""
+        ValueError if no noise does, and for more than `MAX_EPSILON`."""
+        if epsilon > MAX_EPSILON:
+            raise ValueError(f"protects nothing; must be at most {MAX_EPSILON:g}")
         _, largest = NOISE_RANGE
         least_epsilon = self.compute_epsilon(largest, steps)
         if least_epsilon > epsilon:
@@ -246,8 +249,8 @@ def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> 
     best = 0.0
     for share in SHARES:
         # Guess that the canaries with the highest scores are members, and that the lowest, of
-        # the same number, aren't.
-        half = max(1, round(share * num_canaries / 2))
+        # the same number, aren't. None is guessed twice.
+        half = max(1, int(share * num_canaries / 2))
         num_right = int(are_members[:half].sum() + (~are_members[-half:]).sum())
         best = max(best, _find_bound(num_right, 2 * half, num_canaries, delta, error))
     return best

@@ -61,3 +61,16 @@ def test_problems_begin_with_their_key() -> None:
         _ = make_budget(delta=0.01).noise
     with pytest.raises(RecipeError, match=r"privacy.epsilon = 1e-09: no noise"):
         _ = make_budget(noise=None, epsilon=1e-9, delta=1e-9).noise
+    with pytest.raises(RecipeError, match=r"privacy.epsilon = 1000: protects nothing; .* most 100"):
+        _ = make_budget(steps=1_000, noise=None, epsilon=1000.0, accountant="pld").noise
+    with pytest.raises(RecipeError, match=r"privacy.noise = 0.05: epsilon would be"):
+        _ = make_budget(noise=0.05).noise
+
+
+@pytest.mark.slow
+def test_epsilon_is_judged_by_its_accountant() -> None:
+    """The bound of rdp is above the largest epsilon that is allowed."""
+    budget = make_budget(steps=5, noise=None, epsilon=99.0, accountant="pld")
+    assert budget.compute_epsilon(5) <= 99.0
+    with pytest.raises(RecipeError, match=r"epsilon would be 1[0-9]{2} "):
+        _ = make_budget(steps=5, noise=budget.noise).noise

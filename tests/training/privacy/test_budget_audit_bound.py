@@ -42,3 +42,13 @@ def test_p_value_without_delta_is_a_binomial_tail() -> None:
     # 8 or more heads of 10: (45 + 10 + 1) / 1024
     np.testing.assert_allclose(compute_p_value(8, 10, 10, 0.0, 0.0), 56 / 1024)
     assert compute_p_value(8, 10, 10, 0.0, 1e-3) > 56 / 1024
+
+
+def test_no_canary_is_guessed_twice() -> None:
+    """With 11 canaries, no more than 10 are guessed; all guesses are right."""
+    members = np.arange(11) < 5
+    scores = -np.arange(11.0)
+    # 5 of the best and 5 of the worst, as of 10 canaries
+    even = bound_epsilon(np.delete(scores, 5), np.delete(members, 5), 0.0)
+    assert bound_epsilon(scores, members, 0.0) == pytest.approx(even, abs=1e-3)
+    assert even > 0.5
