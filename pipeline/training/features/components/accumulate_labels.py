@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
+from pipeline.core.errors import RecipeError
 from pipeline.core.registry import component
 from pipeline.training.features.averages import LabelCount
 from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature, UpdateOptimizer
@@ -43,8 +44,9 @@ class AccumulateLabelsSpec(FeatureSpec):
 
 @dataclass(frozen=True)
 class AccumulateLabels(LabelCount):
-    """The sum of gradients since the last update, weighted by labels: {"sum": a tree in the form of
-    the trained parameters, "labels": float32 ()}."""
+    """Updates by the gradients of a number of labels. Its state is the sum of gradients since the
+    last update, weighted by labels: {"sum": a tree in the form of the trained parameters, "labels":
+    float32 ()}."""
 
     name: ClassVar[str] = "accumulate_labels"
     labels: int
@@ -72,10 +74,15 @@ class AccumulateLabels(LabelCount):
         import jax.numpy as jnp
 
         def update_when_due(values: Any) -> tuple[Any, Any]:
-            total, labels = self._add(state, gradients)
+            if values is not gradients.values:
+                # The sum of `change_update` would lack the change.
+                raise RecipeError(
+                    f"train.features: {self.name} must come after the features that change the "
+                    "gradients of an update"
+                )
+            total, labels, is_due = self._add(state, gradients)
             mean = jax.tree.map(lambda s: s / jnp.maximum(labels, 1), total)
             directions, opt_state = update(mean)
-            is_due = labels >= self.labels
 
             def select(new: Array, old: Array | float) -> Array:
                 return jnp.where(is_due, new, old)
@@ -91,17 +98,18 @@ class AccumulateLabels(LabelCount):
         import jax
         import jax.numpy as jnp
 
-        total, labels = self._add(before, gradients)
+        total, labels, is_due = self._add(before, gradients)
         part = {"sum": total, "labels": labels}
-        is_due = labels >= self.labels
         part = jax.tree.map(lambda x: jnp.where(is_due, 0, x), part)
         return after.replace_part(self.name, part)
 
-    def _add(self, state: TrainState, gradients: Gradients) -> tuple[Any, Array]:
-        """Return the sums with this step's gradients, which are a mean over its labels."""
+    def _add(self, state: TrainState, gradients: Gradients) -> tuple[Any, Array, Array]:
+        """Return the sums with this step's gradients, which are a mean over its labels, and whether
+        an update is due."""
         import jax
 
         before = state.features[self.name]
         number = gradients.sums[self.name]
         total = jax.tree.map(lambda s, g: s + number * g, before["sum"], gradients.values)
-        return total, before["labels"] + number
+        labels = before["labels"] + number
+        return total, labels, labels >= self.labels
