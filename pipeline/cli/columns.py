@@ -3,6 +3,7 @@ recipe's dataset, and what the network reads of them."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,8 +71,8 @@ def main(
         table_format = TableFormat.model_validate(settings)
     except ValidationError as error:
         names = [str(item["loc"][0]) for item in error.errors()]
-        words = [f"--{name} {settings[name]}" for name in names]
-        raise UsageError(words, "; ".join(describe_problems(error, settings))) from error
+        options_given = [f"--{name} {settings[name]}" for name in names]
+        raise UsageError(options_given, "; ".join(describe_problems(error, settings))) from error
     try:
         table = read_table(file, table_format, lambda name: "auto")
     except DataError as error:
@@ -89,7 +90,7 @@ def main(
 
 
 def _is_override(word: str) -> bool:
-    return word[:1] in ("+", "~") or ("=" in word and not Path(word).exists())
+    return word[:1] in ("+", "~") or ("=" in word and not os.path.exists(word))
 
 
 def _list_dataset_columns(overrides: Sequence[str]) -> CommandResult:
@@ -99,11 +100,7 @@ def _list_dataset_columns(overrides: Sequence[str]) -> CommandResult:
     # Progress of reading the dataset goes to stderr.
     with Reporter(console=make_console(stderr=True)) as reporter:
         dataset = load_data(recipe, reporter)
-    specs = {
-        key: {"raw": raw, "mapped": mapped}
-        for key in SPLITS
-        for raw, mapped in [_find_specs(dataset, key)]
-    }
+    specs = {key: _find_specs(dataset, key) for key in SPLITS}
     parts = [part for by_part in specs.values() for part in by_part.values()]
     names = dict.fromkeys(name for part in parts for name in part)
     rows = [["column", "train", "mapped", "eval", "mapped"]]
@@ -140,11 +137,9 @@ def _list_dataset_columns(overrides: Sequence[str]) -> CommandResult:
     )
 
 
-def _find_specs(
-    dataset: Dataset, key: SplitKey
-) -> tuple[Mapping[str, ColumnSpec], Mapping[str, ColumnSpec]]:
-    """Return the specs of a split's columns before and after its map ops, with buckets those of a
-    size that holds all."""
+def _find_specs(dataset: Dataset, key: SplitKey) -> dict[str, Mapping[str, ColumnSpec]]:
+    """Return the specs of a split's columns before its map ops, `raw`, and after them, `mapped`;
+    with buckets those of a size that holds all."""
     split, ops = (
         (dataset.train, dataset.train_ops)
         if key == "train"
@@ -154,7 +149,7 @@ def _find_specs(
     padding = dataset.padding
     if padding.buckets:
         specs = fit_specs_to_bucket(compute_canvas(padding.buckets), specs, padding.column)
-    return specs, compute_column_specs(ops, specs)
+    return {"raw": specs, "mapped": compute_column_specs(ops, specs)}
 
 
 def _format_spec(spec: ColumnSpec | NetworkInput) -> str:

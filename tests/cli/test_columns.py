@@ -96,6 +96,15 @@ def test_columns_of_a_dataset_are_listed_before_and_after_its_ops(
     ]
 
 
+def test_override_may_be_longer_than_a_file_name(
+    image_and_number: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ops = ", ".join("{name: rescale, factor: 1.0, shift: 0.0}" for _ in range(10))
+    args = [f"dataset.{split}.ops=[{ops}]" for split in ("train", "eval")]
+    assert main([*image_and_number, *args]) == 0
+    assert "image" in capsys.readouterr().out
+
+
 def test_json_of_a_dataset_has_columns_and_inputs(
     image_and_number: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
