@@ -253,10 +253,9 @@ def check_seal(today: date, log: Path = SEAL_LOG) -> None:
 
 def append_scores(rows: Sequence[Mapping[str, object]], log: Path = SEAL_LOG) -> None:
     """Append a line for each row, which has a value for each of `COLUMNS`."""
-    is_new = not log.exists()
     with log.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if is_new:
+        if file.tell() == 0:
             writer.writeheader()
         writer.writerows(rows)
 
@@ -264,7 +263,10 @@ def append_scores(rows: Sequence[Mapping[str, object]], log: Path = SEAL_LOG) ->
 def _read_last_date(log: Path) -> date | None:
     try:
         with log.open(newline="", encoding="utf-8") as lines:
-            dates = [date.fromisoformat(row["date"]) for row in csv.DictReader(lines)]
+            rows = csv.DictReader(lines)
+            if rows.fieldnames and tuple(rows.fieldnames) != tuple(COLUMNS):
+                raise ValueError(f"columns {', '.join(rows.fieldnames)}")
+            dates = [date.fromisoformat(row["date"]) for row in rows]
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError) as error:

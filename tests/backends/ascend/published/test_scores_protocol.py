@@ -141,8 +141,11 @@ def test_score_within_seven_days_is_refused(today: date, tmp_path: Path) -> None
     )
 
 
-def test_score_after_seven_days_is_appended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_score_after_seven_days_is_appended(is_empty: bool, tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
+    if is_empty:
+        log.touch()
     check_seal(date(2026, 3, 1), log)
     append_scores([ROW | {"date": date(2026, 3, 1)}], log)
     check_seal(date(2026, 3, 8), log)
@@ -152,7 +155,7 @@ def test_score_after_seven_days_is_appended(tmp_path: Path) -> None:
     assert [line[:10] for line in lines] == ["2026-03-01", "2026-03-08"]
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", "date,commit\nyesterday,x\n"])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "date,commit\nyesterday,x\n", "2026-03-01,x\n"])
 def test_damaged_log_is_refused(text: str, tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text(text)
