@@ -47,17 +47,19 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
         provide_cpu_devices(per_process)
     elif get_platform(platform).is_cuda:
         _unhide_gpus()
-    _open_devices()
-    try:
-        available = sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
-    except RuntimeError:
-        available = []
+    reason = ""
+    with _collect_plugin_failures() as failures:
+        _open_devices()
+        try:
+            available = sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
+        except RuntimeError as error:
+            available = []
+            reason = _explain_no_gpu(platform, failures[0] if failures else first_line(error))
     devices: list[jax.Device] = []
     for process in range(processes):
         local_devices = [device for device in available if device.process_index == process]
         if len(local_devices) < per_process:
             process_text = f" of process {process}" if processes > 1 else ""
-            reason = "" if available else _explain_no_gpu(platform, "")
             raise RunError(
                 f"parallel.devices = {total}: {per_process} devices{process_text} are needed, and "
                 f"JAX sees {len(local_devices)} of {platform}{reason}"

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from pipeline.core.errors import RunError
+from pipeline.training.parallel import devices
 from pipeline.training.parallel.devices import make_host_placement, make_placement
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
@@ -57,6 +58,21 @@ def test_conflicting_jax_settings_are_refused(
             assert str(caught.value) == message
     finally:
         jax.config.update(name, getattr(before, "value", before))
+
+
+def test_reason_of_jax_is_shown_when_several_devices_are_missing(
+    alone: ParallelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(platform: str | None = None) -> list[jax.Device]:
+        if platform is None:
+            return []
+        raise RuntimeError("the driver is too old")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setattr(devices, "explain_missing_gpu", lambda reason: f"JAX says: {reason}")
+    several = alone.model_copy(update={"mode": "data", "devices": 2})
+    with pytest.raises(RunError, match="JAX sees 0 of gpu; JAX says: the driver is too old"):
+        make_placement("gpu", 0, several)
 
 
 @pytest.mark.slow
