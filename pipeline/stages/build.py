@@ -202,6 +202,13 @@ def _schedule_run(recipe: Recipe, steps_per_epoch: int, reporter: Reporter) -> R
         # A length from the command line may be shorter than the warmup, so it isn't refused.
         for problem in find_warmup_problems(recipe.train, steps_per_epoch):
             reporter.warn(problem)
+    total = count_total_steps(recipe.train, steps_per_epoch)
+    for rule in recipe.train.unfreeze:
+        if (start := rule.start(steps_per_epoch)) >= total:
+            reporter.warn(
+                f"train.unfreeze: {rule.pattern} would be trained after {start:,} steps; the run "
+                f"has {total:,}"
+            )
     return schedule_run(recipe.train, steps_per_epoch)
 
 
@@ -294,8 +301,7 @@ def make_step_config(
         loss = recipe.model.wrap_loss(train.loss.fit_to_targets(targets).build())
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
-    with blaming_key(f"train.gradients = {train.gradients.name}"):
-        features = make_step_features(recipe, NO_INPUTS)
+    features = make_step_features(recipe, NO_INPUTS)
     # The op that encodes a table has a layout. Its module isn't imported for other data.
     layout = getattr(train_ops[0], "layout", None) if train_ops else None
     network = build_network(recipe, targets, layout)
@@ -427,19 +433,13 @@ def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
     fingerprints = {}
     problems = []
     for key, schedule in train.schedules.items():
-        if schedule.name == "table":
-            # Imported here, since few schedules are files.
-            from pipeline.training.phased_schedules import TableSchedule
-
-            assert isinstance(schedule, TableSchedule), "a name has one component"
-            try:
-                file = schedule.read()
-            except ValueError as error:
-                problems.append(_format_rate_problem(key, error))
-                continue
-            shape = file.rates.shape
-            entry = {"shape": shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
-            fingerprints[key] = entry
+        try:
+            fingerprint = schedule.fingerprint_file()
+        except ValueError as error:
+            problems.append(_format_rate_problem(key, error))
+            continue
+        if fingerprint is not None:
+            fingerprints[key] = fingerprint
     if problems:
         raise RecipeError(problems)
     return fingerprints

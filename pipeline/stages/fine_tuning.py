@@ -115,7 +115,7 @@ def choose_weight_file(names: Sequence[str]) -> str:
         return HUB_FILE
     if len(files) != 1:
         problem = f"has {len(files)} weight files" if files else "has no weight file"
-        raise ValueError(f"{problem}; name one, as in hf://NAME/REPOSITORY/{HUB_FILE}")
+        raise ValueError(f"{problem}; name one, as in ADDRESS/{HUB_FILE}")
     return files[0]
 
 

@@ -122,7 +122,9 @@ def _make_private_gradients(recipe: Recipe, inputs: FeatureInputs) -> StepFeatur
 
 
 def _make_curvature(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:
-    rule = recipe.train.optimizer.curvature()
+    optimizer = recipe.train.optimizer
+    with blaming_key(f"train.optimizer = {optimizer.name}"):
+        rule = optimizer.curvature()
     if rule is None:
         return None
     from pipeline.training.features.curvature import LayerCurvature
@@ -135,7 +137,9 @@ def _make_gradient_rule(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | 
         return None
     from pipeline.training.features.gradient_rules import GradientRule
 
-    return GradientRule(recipe.train.gradients.build())
+    gradients = recipe.train.gradients
+    with blaming_key(f"train.gradients = {gradients.name}"):
+        return GradientRule(gradients.build())
 
 
 def _make_accumulation(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:
@@ -164,7 +168,9 @@ def _make_layer_rates(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | No
 
 
 def _make_schedule_free(recipe: Recipe, inputs: FeatureInputs) -> StepFeature | None:
-    rule = recipe.train.optimizer.iterate_average()
+    optimizer = recipe.train.optimizer
+    with blaming_key(f"train.optimizer = {optimizer.name}"):
+        rule = optimizer.iterate_average()
     if rule is None:
         return None
     from pipeline.training.features.averages import ScheduleFree

@@ -249,6 +249,11 @@ class ScheduleSpec(Spec):
         """Return the learning rate of each of `steps` updates, float32 (steps,). Raises ValueError
         if the settings are invalid for a run of this length."""
 
+    def fingerprint_file(self) -> Mapping[str, Any] | None:
+        """Return shape, dtype and sha256 of the file that has the learning rates; None without one.
+        Raises ValueError if it can't be read."""
+        return None
+
 
 class UnfreezeRule(Spec):
     """Frozen parameters that are trained after some epochs or steps of the run."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.lib.format import MAGIC_PREFIX
@@ -172,6 +172,11 @@ class TableSchedule(ScheduleSpec):
         except ValueError as error:
             raise ValueError(f"file = {self.file}: {error}") from error
         return RateFile(rates, dtype, hashlib.sha256(content).hexdigest())
+
+    def fingerprint_file(self) -> Mapping[str, Any]:
+        file = self.read()
+        shape = file.rates.shape
+        return {"shape": shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
         """Return the first `steps` rates of the file, float32 (steps,). Raises ValueError if the

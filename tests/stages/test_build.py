@@ -208,7 +208,10 @@ def test_invalid_gradient_rule_is_refused_before_compiling(
 
 @pytest.mark.parametrize(
     ("override", "key"),
-    [("train.gradients=sam", "train.gradients = sam"), ("loss=mse", "train.loss = mse")],
+    [
+        ("train.gradients=sam", "train.gradients = sam"),
+        ("loss=mse", "train.loss = mse"),
+    ],
 )
 def test_unbuildable_component_is_named(
     override: str, key: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
@@ -221,6 +224,18 @@ def test_unbuildable_component_is_named(
     component = recipe.train.gradients if "gradients" in key else recipe.train.loss
     monkeypatch.setattr(type(component), "build", fail)
     assert problem(recipe) == f"{key}: rho is odd"
+
+
+@pytest.mark.slow
+def test_average_of_an_optimizer_that_cannot_be_made_is_named(
+    tiny: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any) -> Any:
+        raise ValueError("b1 is odd")
+
+    recipe = tiny("model=mlp", "optimizer=schedule_free_adamw")
+    monkeypatch.setattr(type(recipe.train.optimizer), "iterate_average", fail)
+    assert problem(recipe) == "train.optimizer = schedule_free_adamw: b1 is odd"
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,16 @@ def test_build_line_counts_trained_parameters(
     }
 
 
+@pytest.mark.slow
+def test_phase_after_the_last_step_is_warned_of(
+    tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built(tiny(*TUNED, "train.steps=13"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "would be trained after 23 steps; the run has 13" in said
+    assert "after 12 steps" not in said
+
+
 REFUSED = {
     "nothing frozen": (
         ["train.unfreeze=[{pattern: conv_0, after_steps: 3}]"],

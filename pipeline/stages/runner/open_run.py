@@ -221,11 +221,11 @@ def record_data(
             context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
         context = replace(context, process=process)
     trains = "train" in recipe.stages and context.ranks.is_first
-    samples = dataset.train.columns[next(iter(dataset.raw_inputs))]
     brightness = None
     if trains and dataset.raw_image is not None:
         from pipeline.stages.record.brightness import measure_brightness
 
+        samples = dataset.train.columns[next(iter(dataset.raw_inputs))]
         brightness = measure_brightness(samples)
     context.summary.data = {
         "columns": {
