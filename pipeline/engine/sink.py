@@ -39,7 +39,8 @@ def sink(
 
     Raises ValueError for an invalid step, state or setting; DataError for invalid data and for a
     directory of another run; RunError if a loss isn't finite, a file can't be written, or a
-    launcher has started several processes. After a signal to stop, it saves and raises Interrupted.
+    launcher has started several processes. The call checks step, settings and data; the directory
+    is opened for the first report. After a signal to stop, it saves and raises Interrupted.
     """
     from pipeline.engine.run_sink import prepare_sink, run_sink
 
