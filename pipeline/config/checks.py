@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
@@ -13,6 +12,7 @@ from pipeline.config.resolved_settings import (
     check_deadline,
     check_one_length,
     count_total_steps,
+    find_known_facts,
     find_length_problems,
     find_warmup_problems,
     resolve_level,
@@ -27,10 +27,8 @@ from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
+from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
-
-if TYPE_CHECKING:
-    from pipeline.data.image_facts import ImageFacts
 
 NON_METRICS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
@@ -76,16 +74,6 @@ def rule(check: Check) -> Check:
     """Register a rule for all recipes."""
     CHECKS.append(check)
     return check
-
-
-def find_known_facts(recipe: Recipe) -> ImageFacts | None:
-    """Return the dataset's sizes if they are known before it is read, else None.
-
-    They are unknown with buckets, which change shapes and batches, and with operations on the host,
-    which change samples.
-    """
-    spec = recipe.dataset
-    return None if spec.buckets or spec.is_changed_on_host else spec.facts()
 
 
 def _count_known_steps(recipe: Recipe) -> int | None:
@@ -166,7 +154,7 @@ def check_type_source(recipe: Recipe) -> Iterator[str]:
 def check_microbatches(recipe: Recipe) -> Iterator[str]:
     """Accumulation splits batches into equal microbatches."""
     train = recipe.train
-    if train.batch_size % train.accumulate_steps:
+    if train.batch_size % compute_batch_multiple(train.accumulate_steps):
         yield (
             f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
             f"{train.batch_size}, which is the number of samples of an update"

@@ -16,6 +16,7 @@ from pipeline.training.features.loss_scales import LossScaling
 
 if TYPE_CHECKING:
     from pipeline.config.recipe import TrainSpec
+    from pipeline.data.image_facts import ImageFacts
 
 LENGTH_UNITS = ("epochs", "sink_epochs", "steps", "minutes", "until")
 MAX_STEPS = 100_000_000
@@ -74,6 +75,16 @@ def count_total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     if total > MAX_STEPS:
         raise ValueError(f"{total} steps in all; must be at most {MAX_STEPS}")
     return total
+
+
+def find_known_facts(recipe: Recipe) -> ImageFacts | None:
+    """Return the dataset's sizes if they are known before it is read, else None.
+
+    They are unknown with buckets, which change shapes and batches, and with operations on the host,
+    which change samples.
+    """
+    spec = recipe.dataset
+    return None if spec.buckets or spec.is_changed_on_host else spec.facts()
 
 
 def find_length_problems(train: TrainSpec, steps_per_epoch: int | None) -> Iterator[str]:

@@ -13,10 +13,10 @@ import optax
 from flax import linen as nn
 from jax.extend.core import ClosedJaxpr
 
-from pipeline.config.checks import find_known_facts
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.resolved_settings import (
     count_total_steps,
+    find_known_facts,
     find_length_problems,
     find_warmup_problems,
     resolve_level,

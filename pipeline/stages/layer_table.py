@@ -16,8 +16,9 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax.extend import core
 
-from pipeline.config.checks import find_known_facts, make_batching
+from pipeline.config.checks import make_batching
 from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import find_known_facts
 from pipeline.core.files.value_text import align_columns
 from pipeline.core.host.array_values import allow_reads, find_shapes
 from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr, join_scope
