@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
     from pipeline.data.image_facts import ImageFacts
     from pipeline.data.order import SampleOrder
+
+
+def require_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of classes. Raises ValueError if two are equal."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"has the name {repeated[0]} twice; classes must have different names")
+    return names
 
 
 class MapOp(Spec):

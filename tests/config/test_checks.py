@@ -289,6 +289,18 @@ CASES = {
         ["train.batch_size=60001"],
         "train.batch_size = 60001: must be at most the 60000 training samples",
     ),
+    "two classes of a name": (
+        ["dataset=image_masks", "dataset.root=.", "dataset.classes=[sky, sea, sky]"],
+        "dataset.classes: has the name sky twice; classes must have different names",
+    ),
+    "two classes of a name in files of examples": (
+        ["dataset=tfrecord", "dataset.root=.", "dataset.classes=[sky, sky]"],
+        "dataset.classes: has the name sky twice; classes must have different names",
+    ),
+    "no class": (
+        ["dataset=image_masks", "dataset.root=.", "dataset.classes=[]"],
+        "dataset.classes = []: must be a number from 1 to 256, or a list of names",
+    ),
     "types of layers that the device lacks": (
         [
             "device=ascend910",

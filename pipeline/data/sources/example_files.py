@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.braces import expand_braces
@@ -27,7 +27,7 @@ from pipeline.data.columns import (
     make_number_targets,
     require_trained_range,
 )
-from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot, require_distinct
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import (
@@ -83,7 +83,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
     such as image/object/bbox, for the op `bounding_box_crop`; null: boxes aren't read."""
     first_label: NonNegativeInt = 0
     """The label of the first class: 1 if 0 is the background, as in ImageNet's files."""
-    classes: Seq[str] | None = None
+    classes: Annotated[Seq[str], AfterValidator(require_distinct)] | None = None
     """The names of the classes; null: their numbers."""
     image_size: ImageSize | None = None
     """[height, width] that encoded images are resized to; null: all must have one size."""

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.value_text import join_first
-from pipeline.core.registry import Seq, component
+from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import (
     DECODING_THREADS,
     Column,
@@ -22,7 +22,7 @@ from pipeline.data.columns import (
     Targets,
     require_trained_range,
 )
-from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot, require_distinct
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.sources.class_folders import (
@@ -73,13 +73,20 @@ class ImageMasks(LocalDatasetSpec):
     """The share of the images that is evaluated; null: the images of eval are."""
     split_seed: NonNegativeInt = 0
     """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
-    classes: ClassCount | ClassNames | None = None
+    classes: Annotated[
+        ClassCount | ClassNames | None, Expected("a number from 1 to 256, or a list of names")
+    ] = None
     """The number of classes, or their names in the order of values; null: one more than the largest
     value of the training masks; with `split`, of all masks. All are then read before training."""
     follow_links: bool = False
     """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
     """[height, width] that images and masks are resized to; null: all have one, or `buckets`."""
+
+    @field_validator("classes")
+    @classmethod
+    def _require_distinct_classes(cls, classes: Any) -> Any:
+        return require_distinct(classes) if isinstance(classes, tuple) else classes
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
