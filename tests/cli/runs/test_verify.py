@@ -816,6 +816,24 @@ def test_chain_of_a_stranger_is_refused(copied: Path, edit: Any, text: str) -> N
         verify([str(copied / "receipt.json"), "--seed=1"])
 
 
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        ({"steps": 2**26}, "origin of step 0 has 67,108,864 steps; must be at most 10,000,000"),
+        ({"steps": 2**40}, "has a length of no recipe: train.steps = 1099511627776: must be"),
+        ({"steps": None, "epochs": 2**31 - 1}, "has a length of no recipe: "),
+        ({"steps": {"a": [1]}}, "has a length of no recipe: train.steps = {'a': [1]}: must be"),
+        ({"steps": None}, "has a length of no recipe: train: give exactly one of"),
+    ],
+)
+def test_length_of_a_stranger_is_refused(copied: Path, length: Any, text: str) -> None:
+    """A table of its learning rates would need all memory."""
+    edit_chain(copied, lambda bodies: bodies[0]["length"].update(length))
+    with pytest.raises(DataError, match=re.escape(text)) as caught:
+        verify([str(copied / "receipt.json"), "--seed=1", ALL])
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["a" * 3000, "x\0y", "\ud800", "../run/recipe.yaml", "/etc/hosts"])
 def test_subject_that_is_no_file_of_the_run_is_no_file(
     copied: Path, check: Callable[..., Facts], name: str
