@@ -2,7 +2,7 @@
 
     python -m benchmarks.receipts forgeries [--each 60] [--seed 0] [--kinds seed,sample,metric]
     python -m benchmarks.receipts honest [--runs 20] [--seed 0]
-    python -m benchmarks.receipts overhead [--pairs 9]
+    python -m benchmarks.receipts overhead [--rounds 7]
 
 `forgeries` trains one run with ten segments, and makes as many forged runs of each kind:
 
@@ -82,14 +82,12 @@ RUN = (
     "model=mlp", "model.hidden=[32]", f"train.steps={STEPS}", f"receipt.every_steps={LINK}",
     f"checkpoint.every_steps={SAVE}", "checkpoint.keep=50", *QUIET,
 )  # fmt: skip
-LONG = ("train.sink_size=200", "train.epochs=160")
 MLP = ("model=mlp", "model.hidden=[512, 512]", "train.batch_size=64", "train.sink_size=200")
-OVERHEADS: Sequence[tuple[str, tuple[str, ...], int]] = (
-    ("lenet5_digits, 7,040 steps", LONG, 50),
-    ("lenet5_digits, 7,040 steps", LONG, 200),
-    ("its MLP 64-512-512-10, batches of 64, 2,200 steps", (*MLP, "train.epochs=100"), 200),
+OVERHEADS: Sequence[tuple[str, tuple[str, ...], tuple[int, ...]]] = (
+    ("LeNet-5", ("train.sink_size=200", "train.epochs=80"), (50, 200)),
+    ("MLP 1024-512-512-10, batches of 64", (*MLP, "train.epochs=100"), (200,)),
 )
-"""Recipe, its overrides, and steps between two links."""
+"""Network on the digits, its overrides, and the numbers of steps between two links."""
 POOL = 5
 """Other seeds, and changed samples, whose programs are compiled once."""
 KINDS = ("step", "weight", "seed", "sample", "metric")
@@ -392,30 +390,30 @@ class TrainingTime(NamedTuple):
     receipt_s: float
 
 
-def measure_overhead(pairs: int) -> int:
-    """Print the share of processor time that receipts take: their thread's, and by alternating
+def measure_overhead(rounds: int) -> int:
+    """Print the share of processor time that receipts take: of their thread, and by alternating
     runs with and without."""
-    print("| recipe | a link every | in receipts | with / without | pairs |")
+    print("| network | a link every | in receipts | with / without | rounds |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for name, overrides, period in OVERHEADS:
-        shares, ratios = [], []
-        receipt = f"receipt.every_steps={period}"
-        for pair in range(pairs):
-            times: dict[str, TrainingTime] = {}
-            order = ["", receipt]
-            for word in order if pair % 2 else order[::-1]:
+    for name, overrides, periods in OVERHEADS:
+        times: dict[int, list[TrainingTime]] = {period: [] for period in (0, *periods)}
+        for number in range(rounds):
+            for period in list(times)[:: 1 if number % 2 else -1]:
+                words = (*QUIET, *overrides, *([f"receipt.every_steps={period}"] if period else []))
                 with tempfile.TemporaryDirectory() as root:
-                    words = (*QUIET, *overrides, *filter(None, [word]))
-                    times[word] = train_measured(words, Path(root) / "run")
-            with_links, without = times[receipt], times[""]
-            shares.append(with_links.receipt_s / with_links.process_s)
-            ratios.append(with_links.process_s / without.process_s)
-        print(
-            f"| {name} | {period} | {statistics.median(shares):.2%} "
-            f"({min(shares):.2%} to {max(shares):.2%}) | {statistics.median(ratios):.3f} "
-            f"({min(ratios):.3f} to {max(ratios):.3f}) | {pairs} |",
-            flush=True,
-        )
+                    times[period].append(train_measured(words, Path(root) / "run"))
+        for period in periods:
+            shares = [each.receipt_s / each.process_s for each in times[period]]
+            ratios = [
+                each.process_s / without.process_s
+                for each, without in zip(times[period], times[0], strict=True)
+            ]
+            print(
+                f"| {name} | {period} | {statistics.median(shares):.2%} "
+                f"({min(shares):.2%} to {max(shares):.2%}) | {statistics.median(ratios):.3f} "
+                f"({min(ratios):.3f} to {max(ratios):.3f}) | {rounds} |",
+                flush=True,
+            )
     return 0
 
 
@@ -424,7 +422,7 @@ def main() -> None:
     parser.add_argument("what", choices=["forgeries", "honest", "overhead"])
     parser.add_argument("--each", type=int, default=60)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(KINDS), help="the kinds of forgeries")
     args = parser.parse_args()
@@ -434,7 +432,7 @@ def main() -> None:
     commands: Mapping[str, Callable[[], int]] = {
         "forgeries": lambda: try_forgeries(args.each, args.seed, kinds),
         "honest": lambda: try_honest(args.runs, args.seed),
-        "overhead": lambda: measure_overhead(args.pairs),
+        "overhead": lambda: measure_overhead(args.rounds),
     }
     raise SystemExit(1 if commands[args.what]() else 0)
 

@@ -772,6 +772,8 @@ def test_signature_is_of_the_whole_statement(
     assert facts["signature"]["text"].startswith("signed by me@here, ED25519 SHA256:")
     assert check(copied)["verdict"] == "verified"
     assert check(copied, f"--signers={others}")["verdict"] == "broken"
+    signers.write_text(f'"Ada L" {(tmp_path / "key.pub").read_text()}')
+    assert check(copied, f"--signers={signers}")["signature"]["text"].startswith("signed by Ada L,")
     assert check(copied, f"--signers={signers}", "--identity=you")["verdict"] == "broken"
     edit_chain(copied, lambda bodies: None)
     facts = check(copied)
