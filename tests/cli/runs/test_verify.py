@@ -822,9 +822,7 @@ def test_chain_of_a_stranger_is_refused(copied: Path, edit: Any, text: str) -> N
     ("length", "text"),
     [
         ({"steps": 2**26}, "origin of step 0 has 67,108,864 steps; must be at most 10,000,000"),
-        ({"steps": 2**40}, "has a length of no recipe: train.steps = 1099511627776: must be"),
         ({"steps": None, "epochs": 2**31 - 1}, "has a length of no recipe: "),
-        ({"steps": {"a": [1]}}, "has a length of no recipe: train.steps = {'a': [1]}: must be"),
         ({"steps": None}, "has a length of no recipe: train: give exactly one of"),
     ],
 )
