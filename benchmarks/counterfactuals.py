@@ -1,6 +1,6 @@
 """Counterfactuals of runs, against training without the samples from the start.
 
-    python -m benchmarks.counterfactuals bits [--cases 100] [--seed 0]
+    python -m benchmarks.counterfactuals bits [--cases 100] [--first 0] [--seed 0]
     python -m benchmarks.counterfactuals ranks [--rows 100] [--seed 0]
 
 `bits` draws small recipes and rows, and compares the final state of `without` with the final state
@@ -104,11 +104,11 @@ def draw_recipe(rng: np.random.Generator) -> list[str]:
     ]
 
 
-def check_bits(cases: int, seed: int) -> int:
-    """Print a line for each case; return how many have other bits."""
+def check_bits(cases: int, first: int, seed: int) -> int:
+    """Print a line for each case, from number `first` on; return how many have other bits."""
     failures = 0
     firsts = []
-    for case in range(cases):
+    for case in range(first, first + cases):
         rng = np.random.default_rng((seed, case))
         overrides = draw_recipe(rng)
         began_at = time.perf_counter()
@@ -239,11 +239,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["bits", "ranks"])
     parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--rows", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.what == "bits":
-        raise SystemExit(1 if check_bits(args.cases, args.seed) else 0)
+        raise SystemExit(1 if check_bits(args.cases, args.first, args.seed) else 0)
     rank(args.rows, args.seed)
 
 

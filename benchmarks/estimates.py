@@ -250,9 +250,14 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def draw_sweeps(root: Path, side: Side, count: int) -> list[list[FamilyCurve]]:
-    """Draw sweeps of 16 jobs of a family in random order, as many of each family."""
-    curves = read_family_curves(root, side, "evaluation")
+def draw_sweeps(
+    root: Path, side: Side, count: int, names: Sequence[str] = ()
+) -> list[list[FamilyCurve]]:
+    """Draw sweeps of 16 jobs of a family in random order, as many of each family.
+
+    Of families `names`, or of all.
+    """
+    curves = read_family_curves(root, side, "evaluation", names)
     families = {each.family: [c for c in curves if c.family == each.family] for each in curves}
     rng = np.random.default_rng(0)
     return [
@@ -308,11 +313,12 @@ def run_with_optuna(jobs: Sequence[FamilyCurve], make: Callable[[], Any]) -> lis
     return trained
 
 
-def score_pruners(root: Path, side: Side, chances: Sequence[float], count: int) -> list[list[str]]:
+def score_pruners(
+    sweeps: Sequence[Sequence[FamilyCurve]], chances: Sequence[float]
+) -> list[list[str]]:
     """Return a row for each pruner: cost of the sweeps, winners lost, and how much was lost."""
     import optuna
 
-    sweeps = draw_sweeps(root, side, count)
     pruners: dict[str, Callable[[Sequence[FamilyCurve]], list[float]]] = {
         f"estimate, chance {chance}": partial(run_with_estimate, least_chance=chance)
         for chance in chances
@@ -381,7 +387,8 @@ def score(args: argparse.Namespace) -> None:
         parts += [f"Curves: {kind}. Runs: {runs}.", "", table(titles, rows), ""]
     if args.sweeps:
         titles = ["pruner", "cost", "winners lost", "worst error"]
-        parts.append(table(titles, score_pruners(root, side, args.chances, args.sweeps)))
+        sweeps = draw_sweeps(root, side, args.sweeps, args.names)
+        parts.append(table(titles, score_pruners(sweeps, args.chances)))
     publish("\n".join(parts), args.save)
 
 

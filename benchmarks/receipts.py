@@ -2,7 +2,7 @@
 
     python -m benchmarks.receipts forgeries [--each 60] [--seed 0] [--kinds seed,sample,metric]
     python -m benchmarks.receipts honest [--runs 20] [--seed 0]
-    python -m benchmarks.receipts overhead [--pairs 8]
+    python -m benchmarks.receipts overhead [--rounds 7]
 
 `forgeries` trains one run with ten segments, and makes as many forged runs of each kind:
 
@@ -27,10 +27,13 @@ import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +45,7 @@ from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints, Retention
 from pipeline.engine.monitors.metrics_log import metrics_lines
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe, make_silent_reporter
+from pipeline.inspect.receipts import run_receipt
 from pipeline.inspect.receipts.chain import ChainRecord, digest_state, extend_chain
 from pipeline.inspect.receipts.recorded_checks import (
     ReplayedSegment,
@@ -64,6 +68,7 @@ from pipeline.inspect.receipts.verify_receipt import (
     replay_segments,
 )
 from pipeline.inspect.replay import Replay, open_replay
+from pipeline.stages import run as stages_run
 from pipeline.stages.record.recorded_recipe import hash_recipe
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
@@ -77,6 +82,12 @@ RUN = (
     "model=mlp", "model.hidden=[32]", f"train.steps={STEPS}", f"receipt.every_steps={LINK}",
     f"checkpoint.every_steps={SAVE}", "checkpoint.keep=50", *QUIET,
 )  # fmt: skip
+MLP = ("model=mlp", "model.hidden=[512, 512]", "train.batch_size=64", "train.sink_size=200")
+OVERHEADS: Sequence[tuple[str, tuple[str, ...], tuple[int, ...]]] = (
+    ("LeNet-5", ("train.sink_size=200", "train.epochs=80"), (50, 200)),
+    ("MLP 1024-512-512-10, batches of 64", (*MLP, "train.epochs=100"), (200,)),
+)
+"""Network on the digits, its overrides, and the numbers of steps between two links."""
 POOL = 5
 """Other seeds, and changed samples, whose programs are compiled once."""
 KINDS = ("step", "weight", "seed", "sample", "metric")
@@ -351,31 +362,58 @@ def try_honest(runs: int, seed: int) -> int:
     return failures
 
 
-def measure_overhead(pairs: int) -> int:
-    """Print the share of time that receipts take, and the ratio of alternating runs."""
-    ratios: dict[str, list[float]] = {}
-    shares: dict[str, list[float]] = {}
-    cases: Mapping[str, tuple[str, ...]] = {
-        "lenet5_digits, every 200 of 1,760 steps": ("receipt.every_steps=200",),
-        "lenet5_digits, every 400 of 1,760 steps": ("receipt.every_steps=400",),
-    }
-    for name, overrides in cases.items():
-        for pair in range(pairs):
-            times = {}
-            order: list[tuple[str, ...]] = [(), overrides]
-            for words in order if pair % 2 else order[::-1]:
+def train_measured(overrides: tuple[str, ...], folder: Path) -> TrainingTime:
+    """Train, and return processor seconds: of the process from the first state to the last
+    evaluation, so with the links at both ends, and of its thread in receipts."""
+    train_and_evaluate = stages_run.train_and_evaluate
+    process_s = 0.0
+
+    def train_in_clock(*arguments: Any) -> Iterator[Any]:
+        nonlocal process_s
+        began_at = time.process_time()
+        yield from train_and_evaluate(*arguments)
+        process_s = time.process_time() - began_at
+
+    clock = SimpleNamespace(perf_counter=time.thread_time)
+    with (
+        mock.patch.object(stages_run, "train_and_evaluate", train_in_clock),
+        mock.patch.object(run_receipt, "time", clock),
+    ):
+        summary = train(overrides, folder)
+    return TrainingTime(process_s, summary.time.get("receipt_s", 0.0))
+
+
+class TrainingTime(NamedTuple):
+    """Processor seconds of a run."""
+
+    process_s: float
+    receipt_s: float
+
+
+def measure_overhead(rounds: int) -> int:
+    """Print the share of processor time that receipts take: of their thread, and by alternating
+    runs with and without."""
+    print("| network | a link every | in receipts | with / without | rounds |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, overrides, periods in OVERHEADS:
+        times: dict[int, list[TrainingTime]] = {period: [] for period in (0, *periods)}
+        for number in range(rounds):
+            for period in list(times)[:: 1 if number % 2 else -1]:
+                words = (*QUIET, *overrides, *([f"receipt.every_steps={period}"] if period else []))
                 with tempfile.TemporaryDirectory() as root:
-                    summary = train((*QUIET, *words), Path(root) / "run")
-                    times[bool(words)] = summary.time
-            ratios.setdefault(name, []).append(times[True]["train_s"] / times[False]["train_s"])
-            share = times[True]["receipt_s"] / times[True]["train_s"]
-            shares.setdefault(name, []).append(share)
-        print(
-            f"{name}: {statistics.median(shares[name]):.2%} of the time of training in receipts, "
-            f"ratio of alternating runs {statistics.median(ratios[name]):.3f} "
-            f"({min(ratios[name]):.3f} to {max(ratios[name]):.3f}, {pairs} pairs)",
-            flush=True,
-        )
+                    times[period].append(train_measured(words, Path(root) / "run"))
+        for period in periods:
+            shares = [each.receipt_s / each.process_s for each in times[period]]
+            ratios = [
+                each.process_s / without.process_s
+                for each, without in zip(times[period], times[0], strict=True)
+            ]
+            print(
+                f"| {name} | {period} | {statistics.median(shares):.2%} "
+                f"({min(shares):.2%} to {max(shares):.2%}) | {statistics.median(ratios):.3f} "
+                f"({min(ratios):.3f} to {max(ratios):.3f}) | {rounds} |",
+                flush=True,
+            )
     return 0
 
 
@@ -384,7 +422,7 @@ def main() -> None:
     parser.add_argument("what", choices=["forgeries", "honest", "overhead"])
     parser.add_argument("--each", type=int, default=60)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(KINDS), help="the kinds of forgeries")
     args = parser.parse_args()
@@ -394,7 +432,7 @@ def main() -> None:
     commands: Mapping[str, Callable[[], int]] = {
         "forgeries": lambda: try_forgeries(args.each, args.seed, kinds),
         "honest": lambda: try_honest(args.runs, args.seed),
-        "overhead": lambda: measure_overhead(args.pairs),
+        "overhead": lambda: measure_overhead(args.rounds),
     }
     raise SystemExit(1 if commands[args.what]() else 0)
 

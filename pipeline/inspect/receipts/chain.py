@@ -15,18 +15,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import jax
 import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import parse_json, read_text
 from pipeline.core.files.value_text import show
-from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.core.host.tree_paths import list_leaf_paths
 from pipeline.data.order import SampleOrder
 from pipeline.engine.monitors.log_lines import LogLine
 from pipeline.training.state import COLUMNS, TrainState
@@ -36,6 +39,7 @@ START = "0" * 64
 """Digest before the first record."""
 MAX_BYTES = 256 * 2**20
 """Most bytes of a chain that are read."""
+IS_LITTLE_ENDIAN = sys.byteorder == "little"
 ROWS_AT_ONCE = 2**20
 """Samples whose order is computed at once."""
 Kind = Literal["origin", "link", "end"]
@@ -158,16 +162,24 @@ def digest_arrays(arrays: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for path in sorted(arrays):
         values = np.asarray(arrays[path])
-        little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
         digest.update(f"{path}\0{values.dtype.name}\0{values.shape}\0".encode())
+        if not (IS_LITTLE_ENDIAN and values.dtype.isnative):
+            values = values.astype(values.dtype.newbyteorder("<"), copy=False)
         # Types such as bfloat16 have no buffer.
-        digest.update(np.ascontiguousarray(little_endian).reshape(-1).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def digest_state(state: TrainState, select: Callable[[TrainState], TrainState]) -> str:
     """Return the digest of the part of a state that checkpoints have, which `select` returns."""
-    return digest_arrays(flatten_by_path(select(state)))
+    leaves, structure = jax.tree.flatten(select(state))
+    return digest_arrays(dict(zip(_list_paths(structure), leaves, strict=True)))
+
+
+@lru_cache(maxsize=8)
+def _list_paths(structure: Any) -> list[str]:
+    """Return the path of each leaf of a tree with this structure, which all links of a run have."""
+    return list_leaf_paths(jax.tree.unflatten(structure, range(structure.num_leaves)))
 
 
 def digest_rows(order: SampleOrder, start: int, stop: int) -> str:

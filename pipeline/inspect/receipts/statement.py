@@ -365,7 +365,8 @@ def check_signature(
 def _find_principals(signature: Path, signers: Path) -> list[str]:
     words = ["-Y", "find-principals", "-s", str(signature.absolute()), "-f", str(signers)]
     done = _call_keygen(words, b"")
-    return done.stdout.decode("utf-8", "replace").split() if done.returncode == 0 else []
+    # A line each, since a quoted name may have spaces.
+    return done.stdout.decode("utf-8", "replace").splitlines() if done.returncode == 0 else []
 
 
 def _call_keygen(words: Sequence[str], content: bytes) -> subprocess.CompletedProcess[bytes]:

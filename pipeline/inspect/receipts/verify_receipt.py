@@ -20,13 +20,15 @@ import numpy as np
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.config.compose import check_tree
-from pipeline.core.errors import DataError
+from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import count_total_steps
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import show
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.order import draw_permutation
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
-from pipeline.inspect.dumps.opened_recipe import rebuild
+from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, rebuild
 from pipeline.inspect.receipts.chain import (
     ChainRecord,
     Numbers,
@@ -57,6 +59,9 @@ from pipeline.stages.record.run_directory import read_outcome
 from pipeline.stages.record.summary import list_versions
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.state import TrainState
+
+MAX_STAGE_STEPS = 10**7
+"""Most steps of a stranger's length, whose learning rates take up to 32 bytes each."""
 
 
 def check_computed(verification: Verification, replay: Replay) -> None:
@@ -231,7 +236,8 @@ class _Stage(NamedTuple):
 def _open_stages(receipt: Receipt, replay: Replay, stack: ExitStack) -> list[_Stage]:
     """Open the run's recipe with the length of each origin, on which learning rates depend.
 
-    Raises RecipeError for a length that no recipe has.
+    Raises DataError for a length that no recipe has, or that is far above the run's: its learning
+    rates are in memory.
     """
     opened = replay.opened
     current = opened.recipe.model_dump(mode="json")["train"]
@@ -240,14 +246,30 @@ def _open_stages(receipt: Receipt, replay: Replay, stack: ExitStack) -> list[_St
         recorded = _read_length(origin)
         stage_replay = replay
         if recorded != {key: current[key] for key in recorded}:
-            tree = opened.recipe.whole_tree()
-            tree["train"] |= recorded
-            recipe = check_tree(tree, length_replaced=True)
+            recipe = _replace_length(opened, recorded, origin)
             changed = rebuild(replace(opened, recipe=recipe), replay.run_dir)
             stage_replay = Replay(changed, replay.run_dir, replay.reporter, advice="")
             stack.enter_context(stage_replay)
         stages.append(_Stage(origin.step, stage_replay))
     return stages
+
+
+def _replace_length(opened: OpenedRecipe, length: Mapping[str, Any], origin: ChainRecord) -> Recipe:
+    """Return a run's recipe with the length of an origin. Raises DataError; see `_open_stages`."""
+    tree = opened.recipe.whole_tree()
+    tree["train"] |= length
+    where = f"the receipt's origin of step {origin.step:,}"
+    try:
+        recipe = check_tree(tree, length_replaced=True)
+        steps = count_total_steps(recipe.train, opened.dataset.train_order.steps_per_epoch)
+    except (RecipeError, ValueError) as error:
+        text = "; ".join(error.problems) if isinstance(error, RecipeError) else str(error)
+        raise DataError(f"{where} has a length of no recipe: {text}") from error
+    most = max(MAX_STAGE_STEPS, 10 * opened.built.run_schedule.total)
+    # A deadline has no table of rates.
+    if recipe.train.deadline is None and steps > most:
+        raise DataError(f"{where} has {steps:,} steps; must be at most {most:,} to verify")
+    return recipe
 
 
 def _read_state(replay: Replay, step: int) -> TrainState:

@@ -772,6 +772,8 @@ def test_signature_is_of_the_whole_statement(
     assert facts["signature"]["text"].startswith("signed by me@here, ED25519 SHA256:")
     assert check(copied)["verdict"] == "verified"
     assert check(copied, f"--signers={others}")["verdict"] == "broken"
+    signers.write_text(f'"Ada L" {(tmp_path / "key.pub").read_text()}')
+    assert check(copied, f"--signers={signers}")["signature"]["text"].startswith("signed by Ada L,")
     assert check(copied, f"--signers={signers}", "--identity=you")["verdict"] == "broken"
     edit_chain(copied, lambda bodies: None)
     facts = check(copied)
@@ -814,6 +816,22 @@ def test_chain_of_a_stranger_is_refused(copied: Path, edit: Any, text: str) -> N
     edit_chain(copied, edit)
     with pytest.raises(DataError, match=re.escape(text)):
         verify([str(copied / "receipt.json"), "--seed=1"])
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        ({"steps": 2**26}, "origin of step 0 has 67,108,864 steps; must be at most 10,000,000"),
+        ({"steps": None, "epochs": 2**31 - 1}, "has a length of no recipe: "),
+        ({"steps": None}, "has a length of no recipe: train: give exactly one of"),
+    ],
+)
+def test_length_of_a_stranger_is_refused(copied: Path, length: Any, text: str) -> None:
+    """A table of its learning rates would need all memory."""
+    edit_chain(copied, lambda bodies: bodies[0]["length"].update(length))
+    with pytest.raises(DataError, match=re.escape(text)) as caught:
+        verify([str(copied / "receipt.json"), "--seed=1", ALL])
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a" * 3000, "x\0y", "\ud800", "../run/recipe.yaml", "/etc/hosts"])
