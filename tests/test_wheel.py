@@ -81,8 +81,15 @@ def test_every_data_file_has_one_licence() -> None:
     assert len(names) > 100
     licences = read_licences()
     assert {find_licence(name, licences) for name in names} == set(licences.values())
+
+
+def test_data_file_has_the_licence_of_its_only_row() -> None:
+    licences = read_licences()
+    assert find_licence("pipeline/data/sources/digits.npz", licences) == "CC-BY-4.0"
     with pytest.raises(ValueError, match=r"faces\.npz: docs/licences\.md has 0 rows for it"):
         find_licence("pipeline/data/sources/faces.npz", licences)
+    with pytest.raises(ValueError, match=r"a\.txt: docs/licences\.md has 2 rows for it"):
+        find_licence("a.txt", {"*.txt": "MIT", "a*": "ISC"})
 
 
 def test_licence_of_the_distribution_names_each_of_its_data() -> None:
