@@ -100,6 +100,10 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme_feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[scheme_feature])
+        self.navigate(address)
+
+    def navigate(self, address: str) -> None:
+        """Open an address, and wait until it is loaded."""
         self.call("Page.navigate", url=address)
         self._read("method", "Page.loadEventFired")
 
@@ -195,6 +199,10 @@ def check_page(browser: Browser, address: str, axe: str, pictures: Path | None) 
                 picture = browser.call("Page.captureScreenshot")["data"]
                 file = pictures / f"{path.removesuffix('.html')}-{width}-{scheme}.png"
                 file.write_bytes(base64.b64decode(picture))
+            # A page may have kept its colours for the next visit.
+            browser.navigate("about:blank")
+            origin = "{0.scheme}://{0.netloc}".format(urlsplit(address))
+            browser.call("Storage.clearDataForOrigin", origin=origin, storageTypes="all")
 
 
 def write_pages(folder: Path) -> None:

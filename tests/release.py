@@ -152,7 +152,7 @@ def find_python(version: str) -> str | None:
 
 def install(python: str, environment: Path, wheel: Path) -> str:
     """Install the wheel and mypy in a new environment; return the problem, or ""."""
-    pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    pip: list[str | Path] = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
     return call([python, "-m", "venv", environment], ROOT) or call([*pip, wheel, "mypy"], ROOT)
 
 
