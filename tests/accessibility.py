@@ -240,6 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
+    if not listed:
+        print("no pages: name files or folders with HTML", file=sys.stderr)
+        return 2
     if given.pictures is not None:
         given.pictures.mkdir(parents=True, exist_ok=True)
     axe = given.axe.read_text("utf-8")
@@ -253,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         print(f"{page} {text}", flush=True)
                         count += 1
     print(f"{sum(len(pages) for _, pages in listed)} pages: {count} violations")
-    return 1 if count or not listed else 0
+    return 1 if count else 0
 
 
 if __name__ == "__main__":

