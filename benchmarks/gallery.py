@@ -92,9 +92,9 @@ RESULTS: Sequence[Result] = (
         "Sound",
         "Ten vowels as log-mel spectrograms, made by a formula: accuracy {accuracy:.4f} on 300 "
         "others.",
-        "Accuracy of training batches and of evaluations over steps, rising to {accuracy:.2f}",
+        "Loss of training batches over steps, falling, and of three evaluations, ending at {loss:.2f}",
         ("+recipe=audio_vowels hydra.run.dir=run", "report run --out report"),
-        "report/metric.svg",
+        "report/loss.svg",
     ),
     Result(
         "towers",
@@ -110,7 +110,7 @@ RESULTS: Sequence[Result] = (
         "An image and numbers, in two branches",
         "The upper half of a digit as an image and the sums of the lower rows as numbers: accuracy "
         "{accuracy:.4f}.",
-        "Accuracy of training batches and of evaluations over steps, rising to {accuracy:.2f}",
+        "Accuracy of evaluations over steps, rising to {accuracy:.2f}",
         ("+recipe=digit_halves hydra.run.dir=run", "report run --out report"),
         "report/metric.svg",
     ),
@@ -118,8 +118,8 @@ RESULTS: Sequence[Result] = (
         "better",
         "Is a change better?",
         "Both sides train over the same seeds until a test at 95 % finds one better, or 8 pairs "
-        "are trained.",
-        "Differences of the pairs, and the interval of their mean as pairs are added",
+        "are trained. Here {verdict}.",
+        "Differences in accuracy of {pairs} pairs, their mean as pairs are added, and its interval",
         (
             "better +recipe=breast_cancer_mlp train.epochs=5 --pairs 8 --out better.html -- "
             "optimizer=muon",
@@ -129,11 +129,11 @@ RESULTS: Sequence[Result] = (
     Result(
         "arena",
         "Which optimizer, tuned equally",
-        "Three optimizers on a table of cells, three trials each, then four fresh seeds each.",
+        "Three optimizers on a table of cells, three trials each, then six fresh seeds each.",
         "A row for each optimizer with its verdict beside the baseline",
         (
             "arena +recipe=breast_cancer_mlp train.epochs=5 --optimizers momentum,adamw,lion "
-            "--trials 3 --seeds 4 --out arena",
+            "--trials 3 --seeds 6 --out arena",
         ),
         "arena/arena.html",
     ),
