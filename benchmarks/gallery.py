@@ -92,7 +92,7 @@ RESULTS: Sequence[Result] = (
         "Sound",
         "Ten vowels as log-mel spectrograms, made by a formula: accuracy {accuracy:.4f} on 300 "
         "others.",
-        "Loss of training batches over steps, falling, and of three evaluations, ending at {loss:.2f}",
+        "Loss of training batches over steps, falling, and of evaluations, ending at {loss:.2f}",
         ("+recipe=audio_vowels hydra.run.dir=run", "report run --out report"),
         "report/loss.svg",
     ),

@@ -120,10 +120,10 @@ def test_deprecated_key_of_a_file_works_with_its_name(
         "defaults: [lenet5_digits, {override /model: ./network.yaml}, _self_]\n"
         "train: {batch: 16, optimizer: {lr: '${train.batch}'}}\naverages: {decay: 0.9}\n"
     )
-    recipe = load_recipe(str(file), ["train.optimizer.clip_norm=${train.batch}"])
+    recipe = load_recipe(str(file), ["train.clip.norm=${train.batch}"])
     assert recipe.model.model_dump()["hidden"] == (16,)
     assert (recipe.train.batch_size, recipe.train.optimizer.model_dump()["lr"]) == (16, 16)
-    assert recipe.train.optimizer.model_dump()["clip_norm"] == 16
+    assert recipe.train.clip.norm == 16
     assert recipe.train.ema is not None
     assert sorted(capsys.readouterr().err.splitlines(keepends=True)) == [
         f"warning: {file}: averages: {WARNING % 'train.ema'}",
