@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ RESULTS: Sequence[Result] = (
         "Finding the docstring of a function",
         "Two towers, trained by a contrastive loss, find the docstring of a function of Python's "
         "library among 467: recall at 10 is {recall_at_10:.4f}.",
-        "Loss of training batches and of evaluations over steps, both falling and then level",
+        "Loss of training batches, falling to nearly 0, and of evaluations, level at {loss:.2f}",
         ("+recipe=two_towers_docstrings hydra.run.dir=run", "report run --out report"),
         "report/loss.svg",
     ),
@@ -130,7 +131,7 @@ RESULTS: Sequence[Result] = (
         "arena",
         "Which optimizer, tuned equally",
         "Three optimizers on a table of cells, three trials each, then six fresh seeds each.",
-        "A row for each optimizer with its verdict beside the baseline",
+        "momentum, adamw, which is the baseline, and lion: an equals sign if no difference is found",
         (
             "arena +recipe=breast_cancer_mlp train.epochs=5 --optimizers momentum,adamw,lion "
             "--trials 3 --seeds 6 --out arena",
@@ -143,7 +144,7 @@ RESULTS: Sequence[Result] = (
         "Milliseconds of a step by the steps of a launch, as a model of an Ascend 910 has them.",
         "Modelled time of a step over the sink size on a logarithmic axis, falling and then level",
         (
-            "-m +recipe=lenet5_digits device=ascend910 stages=[data,build,compile] "
+            "-m +recipe=lenet5_digits device=ascend910 'stages=[data,build,compile]' "
             "train.sink_size=1,10,100,1000 hydra.sweep.dir=sweep",
         ),
         "sweep/amortisation.html",
@@ -153,7 +154,7 @@ RESULTS: Sequence[Result] = (
         "Where a step on an Ascend 910 would spend its time",
         "Each operator on the unit that computes it, modelled; no device is needed.",
         "Lanes of a modelled step: the units of the chip over time, with a block for each operator",
-        ("+recipe=lenet5_digits device=ascend910 stages=[data,build,compile] hydra.run.dir=run",),
+        ("+recipe=lenet5_digits device=ascend910 'stages=[data,build,compile]' hydra.run.dir=run",),
         "run/timeline.html",
     ),
 )
@@ -230,7 +231,7 @@ def write_picture(result: Result, folder: Path) -> Path:
 def format_result(result: Result, picture: Path, figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the parts of a result's section."""
     yield f"## {result.title}"
-    yield result.about.format(**figures)
+    yield textwrap.fill(result.about.format(**figures), 100)
     yield f"![{result.alt.format(**figures)}]({picture.relative_to(PAGE.parent)})"
     yield "\n".join(f"    {PROGRAM} {command}" for command in result.commands)
 
