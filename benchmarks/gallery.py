@@ -131,7 +131,7 @@ RESULTS: Sequence[Result] = (
         "arena",
         "Which optimizer, tuned equally",
         "Three optimizers on a table of cells, three trials each, then six fresh seeds each.",
-        "momentum, adamw, which is the baseline, and lion: an equals sign if no difference is found",
+        "momentum, adamw, the baseline, and lion: an equals sign if no difference is found",
         (
             "arena +recipe=breast_cancer_mlp train.epochs=5 --optimizers momentum,adamw,lion "
             "--trials 3 --seeds 6 --out arena",
