@@ -119,7 +119,7 @@ def test_page_fits_a_narrow_screen() -> None:
     assert re.search(r"\.scroll {[^}]*overflow: auto", styles)
     for block in (BLOCKS[1], BLOCKS[3], BLOCKS[4]):
         page = render_page(Page("test", "page", "", [Section("wide", "", [block])]))
-        assert re.search(r'<div class="card scroll">\s*<(table|svg)', page), block
+        assert re.search(r'<div class="card scroll" tabindex="0">\s*<(table|svg)', page), block
     # Drawings are no wider than the screen, and long words, such as keys, are broken.
     assert re.search(r"svg {[^}]*width: 100%", styles)
     for size in re.findall(r"minmax\((\d+px|min\([^)]*\))", styles):
