@@ -16,9 +16,7 @@ var axe = {run: async () => ({violations: document.querySelector("img:not([alt])
 """A stand-in for axe-core, which the tests don't download: it has one of its rules."""
 
 
-def test_missing_parts_are_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_absence_of_a_part_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     axe = tmp_path / "axe.min.js"
     page = str(tmp_path)
     assert main([page, "--axe", str(axe), "--chromium", "no-browser"]) == 2
