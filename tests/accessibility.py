@@ -3,11 +3,11 @@
     npm install --prefix outputs/node axe-core
     python -m tests.accessibility outputs/site --axe outputs/node/node_modules/axe-core/axe.min.js
 
-Opens each page of files and folders (a page of a site needs the site's folder) at 1,400 and 390 pixels, in light and in dark colours, and
+Opens each page of files and folders at 1,400 and 390 pixels, in light and in dark colours, and
 prints a line for each violation of axe-core's rules, and for each page that is wider than its
-window. `--pages FOLDER` first writes the pages of commands there, by small runs, and opens them
-too. `--pictures FOLDER` writes a picture of each page. The exit status is 1 for a violation, 2 if
-axe-core or Chromium is missing.
+window. A page of a site needs the site's folder. `--pages FOLDER` first writes the pages of
+commands there, by small runs, and opens them too. `--pictures FOLDER` writes a picture of each
+page. The exit status is 1 for a violation, 2 if axe-core or Chromium is missing.
 """
 
 from __future__ import annotations
