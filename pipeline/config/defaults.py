@@ -79,7 +79,7 @@ def _rename_former_keys(tree: Tree) -> Tree:
     return rename_deprecated(renamed)
 
 
-def rename_deprecated(tree: Tree, source: str = "", within: TreePath = ()) -> Tree:
+def rename_deprecated(tree: Tree, source: str = "", within: tuple[str, ...] = ()) -> Tree:
     """Return a tree with the new spellings of deprecated keys, changed in place.
 
     `within` is the section of a recipe that the tree is, () for a recipe. Warns of each key if
@@ -107,7 +107,7 @@ def rename_deprecated(tree: Tree, source: str = "", within: TreePath = ()) -> Tr
     return tree
 
 
-def _is_within(key: str, section: TreePath) -> bool:
+def _is_within(key: str, section: tuple[str, ...]) -> bool:
     return tuple(key.split("."))[: len(section)] == section
 
 
