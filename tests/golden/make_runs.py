@@ -2,28 +2,38 @@
 
     pip install -e '.[dev,privacy]' && python -m tests.golden.make_runs
 
-writes runs/VERSION/ and runs/VERSION/expected.json: the last loss of each run, and of each run
-resumed for more steps by the version that made it. The host's name, the working folder and the
-commit are replaced in provenance.json, and logs lose their times. Nothing that a resumed run
-compares is changed.
+builds the last commit's wheel and trains by it, with no variable of the shell but PATH, so that
+version, settings and code in provenance.json are those of the release. It writes runs/VERSION/ with
+expected.json: the last loss of each run, and of each run resumed for more steps by the version that
+made it. A version that exists is refused: its runs never change once it is released. Before that,
+`--remake` replaces all of its runs, or those named.
+
+The host's name, the working folder and the commit are replaced in provenance.json, and logs lose
+their times. Nothing that a resumed run compares is changed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
-import tomllib
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.forked import run_forked
 from tests.outcome import metrics
+from tests.release import build
 
 RUNS = Path(__file__).parent / "runs"
 ROOT = RUNS.parents[2]
+BUILT = ("pipeline", "hydra_plugins", "conf", "recipes", "examples/project", "pyproject.toml")
+"""Files and folders of the wheel."""
 STEPS, MORE_STEPS = 12, 18
 OPS = "[{name: rescale, factor: 0.00392156862745098, shift: 0.0}]"
 COMMON = (
@@ -67,18 +77,76 @@ RECIPES: Mapping[str, Sequence[str]] = {
 """Arguments of the runs by name. A later run may read an earlier one."""
 
 
-def main(names: Sequence[str]) -> None:
-    """Make the runs, all or those named, and write what resuming them gives."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+def main() -> int:
+    """Add the runs of the last commit's version; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="runs to remake, else all")
+    parser.add_argument("--remake", action="store_true", help="replace unreleased runs")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    names = given.names or list(RECIPES)
+    if given.write:
+        write_runs(given.write, names)
+        return 0
+    problem = find_problem(names, given.names, given.remake)
+    if problem:
+        print(problem, file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        version = install(folder / "package")
+        kept = RUNS / version
+        if kept.exists() != given.remake:
+            need = "exists; --remake replaces it" if kept.exists() else "doesn't exist yet"
+            print(f"{kept}: {need}", file=sys.stderr)
+            return 2
+        new = folder / "new"
+        if given.remake:
+            shutil.copytree(kept, new)
+        command = [sys.executable, "-m", "tests.golden.make_runs", *given.names]
+        path = os.pathsep.join([str(folder / "package"), str(ROOT)])
+        environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path}
+        made = subprocess.run([*command, "--write", str(new)], cwd=folder, env=environment)
+        if made.returncode:
+            return made.returncode
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(new, kept)
+    print(f"{kept}: {', '.join(names)}")
+    return 0
+
+
+def find_problem(names: Sequence[str], given: Sequence[str], remake: bool) -> str:
+    """Return why no runs can be made of these arguments and this checkout, or ""."""
+    if unknown := [name for name in names if name not in RECIPES]:
+        return f"{unknown[0]}: must be one of {', '.join(RECIPES)}"
+    if given and not remake:
+        return f"{given[0]}: a new version has all runs; --remake replaces those named"
+    command = ["git", "status", "--porcelain", "--", *BUILT]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return f"{listed.split()[1]}: differs from the last commit, which is built" if listed else ""
+
+
+def install(folder: Path) -> str:
+    """Unpack the wheel of the last commit into a folder; return its version."""
+    built = folder.with_name("built")
+    (wheel,) = (built / name for name in build(built) if name.endswith(".whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return wheel.name.split("-")[1]
+
+
+def write_runs(kept: Path, names: Sequence[str]) -> None:
+    """Make runs in a folder of other runs, and write what resuming each of them gives."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         copy_inputs(folder)
-        for name in names or RECIPES:
+        if "fine_tuning" in names and "sinks" not in names:
+            shutil.copytree(kept / "sinks", folder / "sinks")
+        for name in names:
+            print(name, flush=True)
             make_run(folder, name)
         normalise(folder)
-        kept = RUNS / version
-        kept.mkdir(exist_ok=True)
-        for name in names or RECIPES:
+        for name in names:
             shutil.rmtree(kept / name, ignore_errors=True)
             shutil.copytree(folder / name, kept / name)
     write_expected(kept)
@@ -136,6 +204,8 @@ def read_loss(folder: Path) -> float:
 def call(folder: Path, arguments: Sequence[str]) -> str:
     """Run `python -m pipeline` in a folder; return what it printed. Raises RuntimeError."""
     environment = {"XDG_CACHE_HOME": str(folder / ".cache"), "PATH": "/usr/bin:/bin"}
+    if path := os.environ.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = path
     ended = run_forked(arguments, folder, environment)
     if ended.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {ended.stderr or ended.stdout}")
@@ -159,4 +229,4 @@ def normalise(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

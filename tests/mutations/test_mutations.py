@@ -28,7 +28,7 @@ def test_every_row_has_a_mutation_that_applies() -> None:
 
 @pytest.mark.medium
 def test_mutated_files_can_be_parsed() -> None:
-    parsers = {".py": ast.parse, ".yaml": yaml.safe_load, ".md": str}
+    parsers = {".py": ast.parse, ".yaml": yaml.safe_load, ".md": str, "": str}
     for mutation in read_mutations().values():
         text = mutation.apply_to((ROOT / mutation.file).read_text())
         parsers[Path(mutation.file).suffix](text)

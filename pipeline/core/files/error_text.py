@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.core.deprecations import FORMER_KEYS
+from pipeline.core.deprecations import FORMER_KEYS, rename_key
 from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems
 from pipeline.core.files.name_text import SYNONYMS, explain_unknown_name, find_nearest, show_name
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
@@ -98,6 +98,9 @@ def _describe_problem(details: ErrorDetails, path: TreePath, guess: TreePath | N
             rule = f"there is no such key{question}"
             if (former := FORMER_KEYS.get(str(path[-1]))) is not None:
                 rule = f"is called {show_name(format_key((*path[:-1], former)))} now"
+            new_key, entry = rename_key(format_key(path))
+            if entry is not None:
+                rule = f"is called {show_name(new_key)} now"
         case "union_tag_not_found":
             rule = "must be a section with a `name`"
         case "component_without_name":

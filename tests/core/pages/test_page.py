@@ -119,7 +119,7 @@ def test_page_fits_a_narrow_screen() -> None:
     assert re.search(r"\.scroll {[^}]*overflow: auto", styles)
     for block in (BLOCKS[1], BLOCKS[3], BLOCKS[4]):
         page = render_page(Page("test", "page", "", [Section("wide", "", [block])]))
-        assert re.search(r'<div class="card scroll">\s*<(table|svg)', page), block
+        assert re.search(r'<div class="card scroll" tabindex="0">\s*<(table|svg)', page), block
     # Drawings are no wider than the screen, and long words, such as keys, are broken.
     assert re.search(r"svg {[^}]*width: 100%", styles)
     for size in re.findall(r"minmax\((\d+px|min\([^)]*\))", styles):
@@ -169,3 +169,37 @@ def test_stacked_drawings_are_placed_below_each_other() -> None:
     stack = stack_drawings([Drawing(10, 20, "a"), Drawing(30, 40, "b")], "both", gap=5)
     assert (stack.width, stack.height) == (30, 65)
     assert "translate(0,25)" in stack.to_element()
+
+
+def _luminance(colour: tuple[float, ...]) -> float:
+    """Relative luminance of a colour of sRGB, 0 to 255, by WCAG 2.2."""
+    shares = [value / 255 for value in colour]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_counts_of_a_matrix_have_contrast_in_light_and_dark_colours() -> None:
+    counts = [[50, 50], [0, 100]], [[1, 999], [100, 0]]
+    pages = [
+        render_page(Page("p", "t", "a", [Section("s", "", [Matrix(["a", "b"], rows)])]))
+        for rows in counts
+    ]
+    strengths = [float(text) for page in pages for text in re.findall(r"--strength:([\d.]+)", page)]
+    assert min(strengths) == 0.12
+    style = read_template("style.css")
+    for scheme in re.findall(r":root {(.*?)}", read_template("colours.css"), re.DOTALL):
+        colours = {
+            name: tuple(bytes.fromhex(text))
+            for name, text in re.findall(r"--(card|ink): #(\w{6});", scheme)
+        }
+        for side in ("right", "wrong"):
+            found = re.search(rf"\.matrix \.{side} {{ background: rgb\((\d+) (\d+) (\d+) /", style)
+            assert found is not None
+            full = tuple(map(int, found.groups()))
+            for share in strengths:
+                cell = tuple(
+                    card + share * (top - card)
+                    for card, top in zip(colours["card"], full, strict=True)
+                )
+                dark, light = sorted(_luminance(each) for each in (cell, colours["ink"]))
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, side, share)
