@@ -68,11 +68,12 @@ def test_custom_step_has_the_price_of_the_same_recipe(
         (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',many,227,')}\n", "not a table of steps"),
         (
             f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n",
-            "network 'alexnot': must be one of",
+            "network alexnot: must be a file of conf/model, such as resnet50, or be in "
+            "published/networks/workload_table.py; did you mean alexnet?",
         ),
         (
             f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',dbnet_wide_deep,', 1)}\n",
-            "network 'dbnet_wide_deep': must be one of",
+            "network dbnet_wide_deep: must be a file of conf/model",
         ),
     ],
 )

@@ -34,7 +34,9 @@ from pipeline.backends.ascend.published.vision_networks import ConvNeXt, Swin, d
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
 from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.name_text import find_nearest
 from pipeline.core.files.paths import CONF
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.inputs import NetworkInput, NetworkInputs
@@ -146,14 +148,26 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def load_model_spec(name: str) -> ModelSpec:
-    """Return a network by the name of its file in conf/model. Raises RunError if unknown."""
-    name, changes = VARIANTS.get(name, (name, {}))
+    """Return a network by the name of its file in conf/model.
+
+    Raises RunError for an unknown one, and for one that needs settings which a row doesn't have.
+    """
+    file_name, changes = VARIANTS.get(name, (name, {}))
     files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
-    if name not in files:
-        raise RunError(f"network {name!r}: must be one of {', '.join(files)}")
-    settings: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
+    if file_name not in files:
+        guess = find_nearest(name, (*files, *VARIANTS, *WORKLOADS))
+        question = f"; did you mean {guess}?" if guess else ""
+        raise RunError(
+            f"network {show(name)}: must be a file of conf/model, such as resnet50, or be in "
+            f"published/networks/workload_table.py{question}"
+        )
+    settings: Any = OmegaConf.to_container(OmegaConf.load(files[file_name]))
     settings |= changes
-    return cast(ModelSpec, list_components("model")[settings["name"]].model_validate(settings))
+    try:
+        return cast(ModelSpec, list_components("model")[settings["name"]].model_validate(settings))
+    except ValidationError as error:
+        problems = "; ".join(describe_problems(error, settings))
+        raise RunError(f"network {show(name)}: {problems}") from error
 
 
 @cache
