@@ -46,8 +46,6 @@ MAX_FACTOR = 10.0
 """Largest plausible factor, or its inverse; other units than milliseconds are beyond it."""
 TOLERANCE = 1e-4
 """Largest error of the log of the factor."""
-MAX_COUNT = 2**31 - 1
-"""Largest batch, pixels, classes and devices: shapes are counted in 32 bits."""
 MAX_ROUNDS = 30
 """Enough for steps of which a fourth is the device's work; others can't tell its speed."""
 PRIOR_ROWS = 4
@@ -218,17 +216,9 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
         "source": file.name,
     }
     try:
-        step = parse_row(values)
+        return parse_row(values)
     except ValueError as error:
         raise MeasuredStepsError(f"{place}: {error}".replace("ms = ", "step_ms = ")) from error
-    for name in ("batch", "pixels", "classes", "devices"):
-        value = getattr(step, name)
-        if not 1 <= value <= MAX_COUNT:
-            rule = f"must be at least 1{f' and at most {MAX_COUNT:,}' if value > 0 else ''}"
-            raise MeasuredStepsError(f"{place}: {name} = {value}: {rule}")
-    if not (math.isfinite(step.ms) and step.ms > 0):
-        raise MeasuredStepsError(f"{place}: step_ms = {step.ms:g}: must be above 0, and finite")
-    return step
 
 
 def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> FittedChip:

@@ -100,10 +100,19 @@ def test_spread_of_few_steps_is_near_that_of_community_code() -> None:
         (f"{HEAD},batch\n", "column batch: must be there once"),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,{2**70},2.0,ascend910\n", "at most 2,147,483,647"),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,many,2.0,ascend910\n", "batch = many: must be a whole"),
-        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,0,2.0,ascend910\n", "step 3: batch = 0: must be at"),
+        (
+            f"{HEAD}\n{STEP}\n{STEP}\nlenet5,0,2.0,ascend910\n",
+            "step 3: batch = '0': must be",
+        ),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,,ascend910\n", "step 3: lacks step_ms"),
-        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,-2,ascend910\n", "step_ms = -2: must be above 0"),
-        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,nan,ascend910\n", "step_ms = nan: must be above 0"),
+        (
+            f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,-2,ascend910\n",
+            "step_ms = '-2': must be greater than 0",
+        ),
+        (
+            f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,nan,ascend910\n",
+            "step_ms = nan: must be a finite",
+        ),
     ],
 )
 def test_table_that_no_factor_comes_from_says_what_is_missing(
@@ -126,7 +135,7 @@ def test_table_that_no_factor_comes_from_says_what_is_missing(
         ("lenet55,32,2.0,ascend910", "step 1: network lenet55: must be a file of conf/model, "),
         ("stable_diffusion,32,2.0,ascend910", "workload_table.py; did you mean stable_diffusion_"),
         ("onnx,32,2.0,ascend910", "step 1: file = null: must name the file"),
-        ("torch,32,2.0,ascend910", "step 1: network torch: inputs"),
+        ("torch,32,2.0,ascend910", "step 1: network torch: needs settings"),
         ("lenet5,99999999,2.0,ascend910", "step 1: batch_size = 99999999: makes a batch of"),
         ("lenet5,32,2000000,ascend910", "no factor from 0.1 to 10 on the device explains these"),
     ],

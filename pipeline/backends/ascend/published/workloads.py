@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from omegaconf import OmegaConf
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
@@ -70,6 +70,9 @@ Quality = Literal["device", "at_most", "pair"]
 """Meaning of a row's time. `device`: the device's time. `at_most`: an upper bound of it, as the
 host may have been slower. `pair`: one of two modes, eager and graph, of a training with work that
 isn't modelled (DBNet mines its negatives by a sort); only their ratio is compared."""
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A number in a shape, which is counted in 32 bits."""
+Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
 """Calibrations for each family, fitted to the rows of all other families."""
 
@@ -92,15 +95,15 @@ class Published:
     id: str
     model: str
     family: str
-    batch: int
-    pixels: int
-    classes: int
-    devices: int
+    batch: Count
+    pixels: Count
+    classes: Count
+    devices: Count
     precision: Precision
     mode: Mode
     fusion: Annotated[tuple[int, ...] | None, BeforeValidator(_parse_fusion)]
-    op_launch_us: Annotated[float | None, BeforeValidator(lambda text: text or None)]
-    ms: float
+    op_launch_us: Annotated[Duration | None, BeforeValidator(lambda text: text or None)]
+    ms: Duration
     quality: Quality
     framework: str
     source: str
@@ -166,8 +169,8 @@ def load_model_spec(name: str) -> ModelSpec:
     try:
         return cast(ModelSpec, list_components("model")[settings["name"]].model_validate(settings))
     except ValidationError as error:
-        problems = "; ".join(describe_problems(error, settings))
-        raise RunError(f"network {show(name)}: {problems}") from error
+        rule = "needs settings, which a table of steps doesn't have; must be another network"
+        raise RunError(f"network {show(name)}: {rule}") from error
 
 
 @cache
