@@ -160,7 +160,8 @@ def set_counts(rows: Sequence[CountedRow], names: Sequence[str]) -> list[Deviati
 def compare_times(rows: Sequence[CountedRow], time: AddedTime) -> Comparison:
     """Compare the rows of a population without and with a time."""
     before, after = (set_counts(rows, names) for names in (time.before, time.after))
-    return compare_causes({time.population: before}, {time.population: after})
+    population: str = time.population
+    return compare_causes({population: before}, {population: after})
 
 
 def price_without(row: Published, without: frozenset[str]) -> PricedRow:
