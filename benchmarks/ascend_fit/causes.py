@@ -189,7 +189,9 @@ def main() -> None:
     for row in rows:
         population, counted = count_row(row)
         by_population[population].append(counted)
-    after = {name: set_counts(rows, ()) for name, rows in by_population.items()}
+    after: dict[str, list[Deviation]] = {
+        name: set_counts(each, ()) for name, each in by_population.items()
+    }
     for name, passes in CAUSES.items():
         priced_rows = [price_without(row, passes) for row in rows]
         before = {name: measure_deviations(priced_rows, name) for name in after}
