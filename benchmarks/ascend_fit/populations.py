@@ -11,6 +11,7 @@ and this time are normal with a spread of their own. The fit reads the described
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,16 +46,28 @@ error (benchmarks/results/ascend_populations.md)."""
 
 @dataclass(frozen=True)
 class Deviation:
-    """The log of (published / modelled) of a row, its network, and whether its mode is eager."""
+    """The log of (published / modelled) of a row, its network, and whether its mode is eager.
+
+    `counts` are how often the step has each of several times that no modelled work explains.
+    Without them it has one, in graph mode alone.
+    """
 
     network: str
     eager: bool
     log_ratio: float
     modelled_ms: float = math.inf
+    counts: tuple[float, ...] | None = None
 
-    def add_fixed_ms(self, fixed_ms: float) -> float:
-        """Return the log of (published / (modelled + fixed)); eager steps have no fixed time."""
-        return self.log_ratio - (0.0 if self.eager else math.log1p(fixed_ms / self.modelled_ms))
+    @property
+    def times_per_ms(self) -> tuple[float, ...]:
+        """Each of the counts over the modelled time."""
+        counts = (0.0 if self.eager else 1.0,) if self.counts is None else self.counts
+        return tuple(count / self.modelled_ms for count in counts)
+
+    def add_fixed_ms(self, *fixed_ms: float) -> float:
+        """Return the log of (published / (modelled + fixed)), for one time each of the counts."""
+        added = sum(map(operator.mul, self.times_per_ms, fixed_ms))
+        return self.log_ratio - math.log1p(added)
 
 
 @dataclass(frozen=True)
@@ -69,21 +82,21 @@ class LeftOut:
 def fit_population(rows: Sequence[Deviation], *, fixed: bool = False) -> dict[str, float]:
     """Return the factor of a population, the log spread of each level, and the fixed time.
 
-    Without `fixed` the latter is 0.
+    Without `fixed` the latter is 0. Further times of `Deviation.counts` are `fixed_ms_2` and so on.
 
     `mechanism_eager` and `mechanism_graph` are the factors of the mechanisms beyond the
     population's.
     """
     ratios = np.array([row.log_ratio for row in rows])
-    inverse_ms = np.array([0.0 if row.eager else 1 / row.modelled_ms for row in rows])
+    per_ms = np.array([row.times_per_ms if fixed else () for row in rows])
     eager = np.array([row.eager for row in rows])
     networks = np.array([row.network for row in rows])
     same_mode = (eager[:, None] == eager).astype(float)
     same_network = (networks[:, None] == networks).astype(float)
-    priors = np.log([*SPREAD_PRIORS.values(), *([FIXED_MS] if fixed else [])])
+    priors = np.log([*SPREAD_PRIORS.values(), *per_ms.shape[1] * [FIXED_MS]])
 
     def compute_values(logs: np.ndarray) -> np.ndarray:
-        return ratios - np.log1p(inverse_ms * np.exp(logs[3])) if fixed else ratios
+        return ratios - np.log1p(per_ms @ np.exp(logs[3:]))
 
     def compute_mean(covariance: np.ndarray, values: np.ndarray) -> float:
         weights = np.linalg.solve(covariance, np.ones(len(values)))
@@ -112,8 +125,13 @@ def fit_population(rows: Sequence[Deviation], *, fixed: bool = False) -> dict[st
         "mechanism_graph": math.exp(pulls[~eager].sum()),
         "mechanism_eager": math.exp(pulls[eager].sum()),
         **{f"{name}_log_sd": spread for name, spread in spreads.items()},
-        "fixed_ms": float(np.exp(logs[3])) if fixed else 0.0,
+        **dict(zip(_name_times(per_ms.shape[1]), np.exp(logs[3:]).tolist(), strict=True)),
+        **({} if fixed else {"fixed_ms": 0.0}),
     }
+
+
+def _name_times(count: int) -> list[str]:
+    return [f"fixed_ms_{number}" if number > 1 else "fixed_ms" for number in range(1, count + 1)]
 
 
 def leave_networks_out(rows: Sequence[Deviation], *, fixed: bool = False) -> list[LeftOut]:
@@ -127,7 +145,8 @@ def leave_networks_out(rows: Sequence[Deviation], *, fixed: bool = False) -> lis
             if row.network == network:
                 mechanism = fitted["mechanism_eager" if row.eager else "mechanism_graph"]
                 expected = math.log(fitted["factor"] * mechanism)
-                log_ratio = row.add_fixed_ms(fitted["fixed_ms"])
+                times = _name_times(len(row.times_per_ms))
+                log_ratio = row.add_fixed_ms(*(fitted[name] for name in times if fixed))
                 left_out.append(LeftOut(network, log_ratio - expected, log_sd))
     return left_out
 

@@ -272,6 +272,10 @@ class Estimate(Protocol):
         """Lower and upper bound of the milliseconds of a step, which hold in 80 % of cases."""
 
     @property
+    def time_range(self) -> str:
+        """How long the step takes in tuned code and in other code."""
+
+    @property
     def track_record(self) -> str:
         """How far published steps were from modelled ones."""
 

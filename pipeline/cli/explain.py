@@ -146,6 +146,7 @@ def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
         costs[-1],
         modelled=True,
         track_record=estimate.track_record,
+        time_range=estimate.time_range,
         communication=estimate.communication,
     )
 

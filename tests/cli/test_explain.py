@@ -165,6 +165,9 @@ def test_emulated_device_is_explained_by_its_model(
     assert status == 0
     assert "MODELLED, not measured: lenet5_digits on Ascend 910A, batch 16" in out
     assert re.search(r"^  chosen      sinks of \d+ steps as one program: ", out, re.MULTILINE)
+    assert re.search(
+        r"^  range       \S+ ms if as tuned as the zoo, \S+ to \S+ as most ", out, re.MULTILINE
+    )
     assert "achieved" not in out
     assert "all-reduce" not in out
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from pipeline.backends.ascend.published.workloads import (
     parse_row,
     trace_row,
 )
-from pipeline.core.errors import PipelineError, RunError, first_line
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import PipelineError, RunError, first_line, printable
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.name_text import find_nearest
 from pipeline.core.files.paths import CONF
 from pipeline.core.files.value_text import count_noun, show
@@ -109,21 +111,24 @@ def calibrate_chip(file: Path, chip: str) -> str:
     _check_output(output)
     fitted = fit_factor(file, rows, priced_chip)
     text = "\n".join(_format_chip(file, chip, priced_chip, fitted)) + "\n"
-    try:
+    with convert_write_errors(output):
         write_whole(output, text)
-    except OSError as error:
-        raise RunError(f"{output}: can't be written: {error}") from error
     return "\n".join(_format_result(rows, output, fitted))
 
 
 def _check_output(output: Path) -> None:
-    """Raise MeasuredStepsError if a file that isn't of an earlier calibration would be lost."""
+    """Raise MeasuredStepsError if a file that isn't of an earlier calibration would be lost.
+
+    Raises RunError if its folder can't be written to, before minutes of pricing.
+    """
     try:
         is_other = output.exists() and not output.read_bytes().startswith(HEAD.encode())
     except OSError:
         is_other = True
     if is_other:
         raise MeasuredStepsError(f"{output}: isn't of an earlier --calibrate; must be moved away")
+    if not os.access(output.parent, os.W_OK):
+        raise RunError(f"{output}: can't be written: there is no permission to write to its folder")
 
 
 def read_steps(file: Path, chip: str) -> tuple[Published, ...]:
@@ -142,11 +147,29 @@ def read_steps(file: Path, chip: str) -> tuple[Published, ...]:
             f"{file}: has {count_noun(len(rows), 'step')}; a factor needs at least {MIN_ROWS}, of "
             "networks or batches like those to be priced"
         )
-    return tuple(_parse_step(file, number, row, chip) for number, row in enumerate(rows, start=1))
+    steps = [_parse_step(file, number, row, chip) for number, row in enumerate(rows, start=1)]
+    _check_repeats(file, steps)
+    return tuple(steps)
+
+
+def _check_repeats(file: Path, steps: Sequence[Published]) -> None:
+    """Raise MeasuredStepsError for a step that is there twice, which isn't measured twice."""
+    seen: dict[Published, str] = {}
+    for step in steps:
+        first = seen.setdefault(replace(step, id=""), step.id)
+        if first != step.id:
+            raise MeasuredStepsError(
+                f"{file}, step {step.id}: repeats step {first}, with the same time; must be there "
+                "once"
+            )
 
 
 def _check_columns(file: Path, columns: Sequence[str]) -> None:
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
+        raise MeasuredStepsError(f"{file}: has no commas; must have commas between its columns")
     for name in columns:
+        if columns.count(name) > 1:
+            raise MeasuredStepsError(f"{file}, column {show(name)}: must be there once")
         if name in WITHOUT_UNIT and "step_ms" not in columns:
             raise MeasuredStepsError(
                 f"{file}, column {name}: has no unit; must be step_ms, the milliseconds of a step"
@@ -193,45 +216,38 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
         "source": file.name,
     }
     try:
-        step = parse_row(values)
+        return parse_row(values)
     except ValueError as error:
         raise MeasuredStepsError(f"{place}: {error}".replace("ms = ", "step_ms = ")) from error
-    for name in ("batch", "pixels", "classes", "devices"):
-        if getattr(step, name) < 1:
-            raise MeasuredStepsError(f"{place}: {name} = {getattr(step, name)}: must be at least 1")
-    if not (math.isfinite(step.ms) and step.ms > 0):
-        raise MeasuredStepsError(f"{place}: step_ms = {step.ms:g}: must be above 0, and finite")
-    return step
 
 
 def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> FittedChip:
     """Return the factor with which the median step takes as long as measured.
 
-    Raises MeasuredStepsError for a step that can't be priced, a factor beyond `MAX_FACTOR`, or
-    steps that no factor explains, as they wait for the host.
+    Raises MeasuredStepsError for a step that can't be priced or is beyond `MAX_FACTOR` of the
+    others, a factor beyond it, and steps that no factor explains, as they wait for the host.
     """
     calibration = load_calibration()
     pricings = []
     for row in rows:
-        try:
+        with _name_step(file, row):
             pricings.append(Pricing(trace_row(row), chip, calibration))
-        except (RunError, ValueError, TypeError, ArithmeticError) as error:
-            raise MeasuredStepsError(f"{file}, step {row.id}: {first_line(error)}") from error
 
     def measure(factor: float) -> np.ndarray:
         figures = scale_figures(chip.hardware, factor)
-        return np.log(
-            [
-                row.ms / pricing.with_figures(**figures).price_step(configure_row(row)).step_ms
-                for row, pricing in zip(rows, pricings, strict=True)
-            ]
-        )
+        logs = []
+        for row, pricing in zip(rows, pricings, strict=True):
+            with _name_step(file, row):
+                step = pricing.with_figures(**figures).price_step(configure_row(row))
+            logs.append(math.log(row.ms) - math.log(step.step_ms))
+        return np.array(logs)
 
     factor = 1.0
     ratios = measure(factor)
     for _ in range(MAX_ROUNDS):
         distance = float(np.median(ratios))
         if abs(distance) < TOLERANCE:
+            _check_outliers(file, rows, ratios)
             return FittedChip(factor, tuple(ratios.tolist()), len({row.model for row in rows}))
         factor *= math.exp(distance)
         if not 1 / MAX_FACTOR < factor < MAX_FACTOR:
@@ -241,6 +257,27 @@ def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> Fitte
         f"{file}: no factor from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g} on the device explains these "
         "steps; must be milliseconds of one step each, which doesn't wait for the host"
     )
+
+
+@contextmanager
+def _name_step(file: Path, row: Published) -> Iterator[None]:
+    """Raise MeasuredStepsError with the file and the step for an error of the block."""
+    try:
+        yield
+    except (PipelineError, ValueError, TypeError, ArithmeticError) as error:
+        raise MeasuredStepsError(f"{file}, step {row.id}: {first_line(error)}") from error
+
+
+def _check_outliers(file: Path, rows: Sequence[Published], ratios: np.ndarray) -> None:
+    """Raise MeasuredStepsError for a step that isn't of the unit or the device of the others."""
+    worst = int(np.argmax(np.abs(ratios)))
+    if abs(ratios[worst]) > math.log(MAX_FACTOR):
+        longer = "long" if ratios[worst] > 0 else "short"
+        raise MeasuredStepsError(
+            f"{file}, step {rows[worst].id}: step_ms = {rows[worst].ms:g}: is more than "
+            f"{MAX_FACTOR:g} times as {longer} as modelled by the factor of all steps; must be "
+            "milliseconds of one step"
+        )
 
 
 def scale_figures(hardware: Hardware, factor: float) -> dict[str, float]:
@@ -253,7 +290,7 @@ def _format_chip(
     file: Path, chip: str, priced_chip: PricedChip, fitted: FittedChip
 ) -> Iterator[str]:
     count = count_noun(len(fitted.log_ratios), "step")
-    yield f"{HEAD} {file.name}"
+    yield f"{HEAD} {printable(file.name)}"
     yield f"# {count} take {fitted.factor:.3f} times as long as modelled, at the median."
     yield f"defaults: [{chip}, _self_]"
     yield f"chip: {priced_chip.name} by measured steps"

@@ -24,7 +24,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
     pause_garbage_collection,
     trace_step,
 )
-from pipeline.backends.ascend.report.explanation import describe_track_record
+from pipeline.backends.ascend.report.explanation import describe_range, describe_track_record
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Recommendation, format_report, name_devices
 from pipeline.backends.ascend.tune.autotune import (
@@ -87,6 +87,10 @@ class AscendEstimate:
             self.communication = self.report.communication
             changes = advise(pricing, self.report.config, self._trace)
             self.changes = tuple(map(self._name_batch_key, changes))
+
+    @property
+    def time_range(self) -> str:
+        return describe_range(self.report)
 
     @property
     def track_record(self) -> str:

@@ -14,6 +14,7 @@ time. FILE is a table of steps to compare instead, with the package's calibratio
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -41,9 +42,9 @@ from pipeline.backends.ascend.published.scores import (
     PricedRow,
     Score,
     append_scores,
-    check_seal,
     count_rows,
     draw_coverage,
+    hold_seal,
     load_classes,
     score,
 )
@@ -59,6 +60,7 @@ from pipeline.backends.ascend.published.workloads import (
     price_row,
 )
 from pipeline.core.errors import PipelineError, RunError, UsageError
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 
 HARD_FAMILIES = {
     "depthwise networks, graph and eager": ("mobilenet", "efficientnet", "shufflenet"),
@@ -181,12 +183,13 @@ def score_sealed(
 ) -> Mapping[str, Score]:
     """Return the scores of the sealed rows by group, and log them with date and commit.
 
-    Raises RunError if the log has a score of the last seven days; no row is priced then.
+    Raises RunError if the log has a score of the last seven days, is held by another process or
+    can't be written; no row is priced then.
     """
-    check_seal(today, log)
-    classes = classes or load_classes()
-    scores = _score_population_times(price_file(table, jobs=jobs), classes)
-    append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
+    with hold_seal(today, log):
+        classes = classes or load_classes()
+        scores = _score_population_times(price_file(table, jobs=jobs), classes)
+        append_scores([_make_log_row(today, commit, *entry) for entry in scores.items()], log)
     return scores
 
 
@@ -227,7 +230,8 @@ def _print_parts(plot: Path | None) -> None:
         by_part = group_by_part(with_intervals, classes)
         parts = {name: by_part[name] for name in ("fit", "look")}
         chart = draw_coverage({n: [row.deviation for row in rows] for n, rows in parts.items()})
-        plot.write_text(chart.to_file_text(), encoding="utf-8")
+        with convert_write_errors(plot):
+            write_whole(plot, chart.to_file_text())
 
 
 def set_expected_times(
@@ -349,6 +353,8 @@ def _check_plot(options: Namespace) -> None:
     folder: Path = options.plot.parent
     if not folder.is_dir():
         raise RunError(f"--plot {options.plot}: there is no folder {folder}; must be in a folder")
+    if options.plot.is_dir() or not os.access(folder, os.W_OK):
+        raise RunError(f"--plot {options.plot}: can't be written; must be a file's path")
 
 
 def describe_row(row_id: str, file: Path) -> Iterator[str]:

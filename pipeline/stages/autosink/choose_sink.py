@@ -257,6 +257,8 @@ class Explanation:
     """Whether the times come from the model of an emulated device."""
     track_record: str = ""
     """How far published steps were from modelled ones; "" if the times are measured."""
+    time_range: str = ""
+    """How long the step takes in tuned code and in other code; "" if the times are measured."""
     communication: Communication | None = None
     """All-reduces between emulated devices; None for a single device."""
 
@@ -276,6 +278,7 @@ class Explanation:
             "sink": {"size": self.choice.size, "mechanism": self.choice.mechanism},
             "why": self.choice.reason,
             **({"track_record": self.track_record} if self.track_record else {}),
+            **({"time_range": self.time_range} if self.time_range else {}),
             f"{expected}_off_ms": self.choice.off_ms,
             f"{expected}_ms": self.predictions(),
             f"{expected}_gain": self.choice.gain,
@@ -310,6 +313,8 @@ class Explanation:
                 f"{cost.step_ms:.4g} ms {MECHANISM_TEXTS[cost.mechanism]}" for cost in sinks
             )
             yield "step", f"{steps}, in a long sink"
+            if self.time_range:
+                yield "range", self.time_range
             if self.track_record:
                 yield "so far", self.track_record
             costs = ", ".join(

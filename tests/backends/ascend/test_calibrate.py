@@ -19,9 +19,11 @@ from pipeline.backends.ascend.cost.efficiency import load_calibration, load_popu
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import configure_row, parse_row, trace_row
 from pipeline.backends.ascend.validate import main
+from pipeline.core.errors import RunError
 
 HEAD = "model,batch,step_ms,chip"
 STEP = "lenet5,32,2.0,ascend910"
+SECOND = "lenet5,64,2.5,ascend910"
 
 
 @pytest.mark.medium
@@ -93,11 +95,24 @@ def test_spread_of_few_steps_is_near_that_of_community_code() -> None:
         ),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,2.0\n", "step 3: must have a value for each column"),
         (f"{HEAD}\n{STEP}\n{STEP}\n{STEP},1\n", "step 3: must have a value for each column"),
+        (f"{HEAD}\n{STEP}\n{SECOND}\n{STEP}\n", "step 3: repeats step 1, with the same time; must"),
+        (f"{HEAD}\n{STEP}\n{STEP}\n".replace(",", ";"), "has no commas; must have commas"),
+        (f"{HEAD},batch\n", "column batch: must be there once"),
+        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,{2**70},2.0,ascend910\n", "at most 2,147,483,647"),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,many,2.0,ascend910\n", "batch = many: must be a whole"),
-        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,0,2.0,ascend910\n", "step 3: batch = 0: must be at"),
+        (
+            f"{HEAD}\n{STEP}\n{STEP}\nlenet5,0,2.0,ascend910\n",
+            "step 3: batch = '0': must be",
+        ),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,,ascend910\n", "step 3: lacks step_ms"),
-        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,-2,ascend910\n", "step_ms = -2: must be above 0"),
-        (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,nan,ascend910\n", "step_ms = nan: must be above 0"),
+        (
+            f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,-2,ascend910\n",
+            "step_ms = '-2': must be greater than 0",
+        ),
+        (
+            f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,nan,ascend910\n",
+            "step_ms = nan: must be a finite",
+        ),
     ],
 )
 def test_table_that_no_factor_comes_from_says_what_is_missing(
@@ -117,17 +132,57 @@ def test_table_that_no_factor_comes_from_says_what_is_missing(
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("lenet55,32,2.0,ascend910", "step 1: network 'lenet55': must be one of"),
+        ("lenet55,32,2.0,ascend910", "step 1: network lenet55: must be a file of conf/model, "),
+        ("stable_diffusion,32,2.0,ascend910", "workload_table.py; did you mean stable_diffusion_"),
+        ("onnx,32,2.0,ascend910", "step 1: file = null: must name the file"),
+        ("torch,32,2.0,ascend910", "step 1: network torch: needs settings"),
+        ("lenet5,99999999,2.0,ascend910", "step 1: batch_size = 99999999: makes a batch of"),
         ("lenet5,32,2000000,ascend910", "no factor from 0.1 to 10 on the device explains these"),
     ],
 )
 def test_steps_that_no_factor_explains_are_refused(step: str, message: str, tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
-    table.write_text("\n".join([f"{HEAD},pixels,classes", *3 * [f"{step},32,10"]]) + "\n")
+    others = [step.replace(",2", f",{digit}") for digit in (3, 4)]
+    rows = [f"{row},32,10" for row in (step, *others)]
+    table.write_text("\n".join([f"{HEAD},pixels,classes", *rows]) + "\n")
     with pytest.raises(MeasuredStepsError) as caught:
         calibrate_chip(table, "ascend910")
     assert message in str(caught.value)
     assert not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.medium
+def test_step_far_from_the_others_is_refused(tmp_path: Path) -> None:
+    """Of three steps that agree and one of 1e308 ms no spread of 10^300 is made."""
+    table = tmp_path / "mine.csv"
+    rows = [f"lenet5,{batch},{batch / 200},ascend910,32,10" for batch in (256, 512, 1024)]
+    table.write_text(
+        "\n".join([f"{HEAD},pixels,classes", *rows, "lenet5,64,1e308,ascend910,32,10"])
+    )
+    with pytest.raises(
+        MeasuredStepsError, match=r"step 4: step_ms = 1e\+308: is more than 10 times"
+    ):
+        calibrate_chip(table, "ascend910")
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-8"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_table_of_a_spreadsheet_is_read(encoding: str, end: str, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    lines = (HEAD, STEP, SECOND, "lenet5,128, 3.0,ascend910", "")
+    table.write_bytes(end.join(lines).encode(encoding))
+    assert [row.ms for row in read_steps(table, "ascend910")] == [2.0, 2.5, 3.0]
+
+
+def test_folder_that_cannot_be_written_is_refused_before_pricing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text(f"{HEAD}\n{STEP}\n{SECOND}\nlenet5,128,3.0,ascend910\n")
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(RunError, match=r"mine\.yaml: can't be written: there is no permission"):
+        calibrate_chip(table, "ascend910")
 
 
 @pytest.mark.parametrize("others", [["own.csv"], ["--row", "MS0081"], ["--seal"]])

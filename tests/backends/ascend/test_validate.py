@@ -66,13 +66,17 @@ def test_custom_step_has_the_price_of_the_same_recipe(
         ("a,b\n1,2\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.partition(',')[0]}\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',many,227,')}\n", "not a table of steps"),
+        (f"{HEAD}\n{ALEXNET.replace(',15.375,', ',0,')}\n", "ms = '0': must be greater than 0"),
+        (f"{HEAD}\n{ALEXNET.replace(',15.375,', ',nan,')}\n", "ms = nan: must be a finite number"),
+        (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',-32,227,')}\n", "batch = '-32': must be"),
         (
             f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n",
-            "network 'alexnot': must be one of",
+            "network alexnot: must be a file of conf/model, such as resnet50, or be in "
+            "published/networks/workload_table.py; did you mean alexnet?",
         ),
         (
             f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',dbnet_wide_deep,', 1)}\n",
-            "network 'dbnet_wide_deep': must be one of",
+            "network dbnet_wide_deep: must be a file of conf/model",
         ),
     ],
 )
@@ -239,6 +243,9 @@ def test_chart_that_cannot_be_written_is_refused_before_pricing(
 ) -> None:
     status = 2 if options else 1
     assert main([*options, "--plot", str(tmp_path / "missing" / "chart.svg")]) == status
+    assert message in capsys.readouterr().err
+    assert main([*options, "--plot", str(tmp_path)]) == status
+    message = message if options else "can't be written; must be a file's path"
     assert message in capsys.readouterr().err
 
 

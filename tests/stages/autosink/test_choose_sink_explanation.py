@@ -67,15 +67,22 @@ def test_explanation_text() -> None:
 
 def test_modelled_figures_are_marked_in_text_and_json() -> None:
     modelled = replace(
-        MEASURED, modelled=True, dispatch=None, memory=None, achieved=None, track_record="off 42 %"
+        MEASURED,
+        modelled=True,
+        dispatch=None,
+        memory=None,
+        achieved=None,
+        track_record="off 42 %",
+        time_range="1.2 ms if as tuned as the zoo",
     )
     text, document = str(modelled), modelled.to_dict()
     assert text.startswith("MODELLED, not measured: lenet5_digits on ")
     assert "\n  modelled    1.658x" in text
     assert "predicted" not in text
-    assert "\n  so far      off 42 %\n" in text
+    assert "\n  range       1.2 ms if as tuned as the zoo\n  so far      off 42 %\n" in text
     assert document["track_record"] == "off 42 %"
-    assert "track_record" not in MEASURED.to_dict()
+    assert document["time_range"] == "1.2 ms if as tuned as the zoo"
+    assert not {"track_record", "time_range"} & set(MEASURED.to_dict())
     assert not any(name.startswith("predicted") for name in document)
     assert document["modelled_ms"][110] == MEASURED.choice.step_ms
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
@@ -19,6 +20,7 @@ from scipy.stats import kstest, norm
 from pipeline.backends.ascend.cost.efficiency import NORMAL_90
 from pipeline.backends.ascend.published.workloads import Published
 from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import convert_write_errors, lock_file
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.pages.charts import Curve, draw_curves
 from pipeline.core.pages.page import Drawing
@@ -249,6 +251,20 @@ def check_seal(today: date, log: Path = SEAL_LOG) -> None:
             f"--seal: the sealed rows were scored on {last}, and it is {today}; they are scored at "
             f"most once in {SEALED_FOR.days} days, so the next score is on {opens} ({log.name})"
         )
+
+
+@contextmanager
+def hold_seal(today: date, log: Path = SEAL_LOG) -> Iterator[None]:
+    """Hold the log while the sealed rows are priced and their scores appended.
+
+    Raises RunError as `check_seal` does, if another process holds the log, and if it can't be
+    written, all before the block, so that no score is seen that isn't in the log.
+    """
+    with convert_write_errors(log), lock_file(log, wait=False) as lock:
+        if lock is None:
+            raise RunError(f"--seal: another process scores the sealed rows now ({log.name})")
+        check_seal(today, log)
+        yield
 
 
 def append_scores(rows: Sequence[Mapping[str, object]], log: Path = SEAL_LOG) -> None:

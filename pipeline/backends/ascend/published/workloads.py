@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from omegaconf import OmegaConf
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
@@ -34,7 +34,9 @@ from pipeline.backends.ascend.published.vision_networks import ConvNeXt, Swin, d
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
 from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.name_text import find_nearest
 from pipeline.core.files.paths import CONF
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.data.inputs import NetworkInput, NetworkInputs
@@ -68,6 +70,9 @@ Quality = Literal["device", "at_most", "pair"]
 """Meaning of a row's time. `device`: the device's time. `at_most`: an upper bound of it, as the
 host may have been slower. `pair`: one of two modes, eager and graph, of a training with work that
 isn't modelled (DBNet mines its negatives by a sort); only their ratio is compared."""
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A number in a shape, which is counted in 32 bits."""
+Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
 """Calibrations for each family, fitted to the rows of all other families."""
 
@@ -90,15 +95,15 @@ class Published:
     id: str
     model: str
     family: str
-    batch: int
-    pixels: int
-    classes: int
-    devices: int
+    batch: Count
+    pixels: Count
+    classes: Count
+    devices: Count
     precision: Precision
     mode: Mode
     fusion: Annotated[tuple[int, ...] | None, BeforeValidator(_parse_fusion)]
-    op_launch_us: Annotated[float | None, BeforeValidator(lambda text: text or None)]
-    ms: float
+    op_launch_us: Annotated[Duration | None, BeforeValidator(lambda text: text or None)]
+    ms: Duration
     quality: Quality
     framework: str
     source: str
@@ -146,14 +151,26 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def load_model_spec(name: str) -> ModelSpec:
-    """Return a network by the name of its file in conf/model. Raises RunError if unknown."""
-    name, changes = VARIANTS.get(name, (name, {}))
+    """Return a network by the name of its file in conf/model.
+
+    Raises RunError for an unknown one, and for one that needs settings which a row doesn't have.
+    """
+    file_name, changes = VARIANTS.get(name, (name, {}))
     files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
-    if name not in files:
-        raise RunError(f"network {name!r}: must be one of {', '.join(files)}")
-    settings: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
+    if file_name not in files:
+        guess = find_nearest(name, (*files, *VARIANTS, *WORKLOADS))
+        question = f"; did you mean {guess}?" if guess else ""
+        raise RunError(
+            f"network {show(name)}: must be a file of conf/model, such as resnet50, or be in "
+            f"published/networks/workload_table.py{question}"
+        )
+    settings: Any = OmegaConf.to_container(OmegaConf.load(files[file_name]))
     settings |= changes
-    return cast(ModelSpec, list_components("model")[settings["name"]].model_validate(settings))
+    try:
+        return cast(ModelSpec, list_components("model")[settings["name"]].model_validate(settings))
+    except ValidationError as error:
+        rule = "needs settings, which a table of steps doesn't have; must be another network"
+        raise RunError(f"network {show(name)}: {rule}") from error
 
 
 @cache

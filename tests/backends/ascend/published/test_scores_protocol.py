@@ -27,6 +27,7 @@ from pipeline.backends.ascend.published.scores import (
     check_seal,
     count_rows,
     draw_coverage,
+    hold_seal,
     load_classes,
     observe_coverage,
     split_by_name,
@@ -153,6 +154,28 @@ def test_score_after_seven_days_is_appended(is_empty: bool, tmp_path: Path) -> N
     head, *lines = log.read_text().splitlines()
     assert head == ",".join(COLUMNS)
     assert [line[:10] for line in lines] == ["2026-03-01", "2026-03-08"]
+
+
+def test_second_score_at_once_is_refused(tmp_path: Path) -> None:
+    """Of two that start at once, one alone prices; its score is found by the other later."""
+    log = tmp_path / "log.csv"
+    with hold_seal(date(2026, 3, 1), log):
+        with (
+            pytest.raises(RunError, match="another process scores the sealed rows now"),
+            hold_seal(date(2026, 3, 1), log),
+        ):
+            pytest.fail("the rows would be priced")
+        append_scores([ROW | {"date": date(2026, 3, 1)}], log)
+    assert log.read_text().splitlines()[0] == ",".join(COLUMNS), "an empty log has its head"
+    with pytest.raises(RunError, match="scored on 2026-03-01"), hold_seal(date(2026, 3, 2), log):
+        pytest.fail("the rows would be priced")
+
+
+def test_log_that_cannot_be_written_is_refused_before_pricing(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.mkdir()
+    with pytest.raises(RunError, match="can't be written"), hold_seal(date(2026, 3, 1), log):
+        pytest.fail("the rows would be priced")
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "date,commit\nyesterday,x\n", "2026-03-01,x\n"])
