@@ -103,13 +103,22 @@ def test_bytes_of_a_step_are_counted_by_hand() -> None:
     }
 
 
+def test_corrections_of_batch_norm_are_seldom() -> None:
+    scope = 'metadata={op_name="jit(loop)/while/body/jvp(Network)/batch_norm_0/cond"}'
+    branches = "branch_computations={%small, %large}"
+    assert branches in PROGRAM
+    moved = count_moved_bytes(PROGRAM.replace(branches, f"{branches}, {scope}"))
+    assert COPIES not in moved
+    assert moved[ELEMENTS] == 3 * (400 + 400) + (400 + 400)
+
+
 @pytest.mark.parametrize(
     ("network", "kept"),
     [
         # Bias, activation function and conversion are computed again.
         (lambda x, w: jnp.tanh(x @ w + 1.0) @ w, [(4, 8), (4, 8)]),
-        # A sum of two activations contains the product that only it reads.
-        (lambda x, w: (jnp.tanh(x @ w) + (x @ w) @ w) @ w, [(4, 8)] * 4),
+        # A sum of two activations contains the two products that only it reads, not the third.
+        (lambda x, w: (jnp.tanh(x @ w) + (x @ w) @ w) @ w, [(4, 8)] * 3),
         # Batch norm's statistics read the product, so it is kept beside the sum.
         (lambda x, w: norm(x @ w) + norm((x @ w) @ w), [(4, 8)] * 4),
         # Scores of attention stay in the cache, their product with values doesn't.
