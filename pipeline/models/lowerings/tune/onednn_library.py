@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ SOURCE = Path(__file__).with_name("onednn_calls.cc")
 COMPILER = "g++"
 FLAGS = ("-O2", "-w", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 TIMEOUT_S = 300
+TRANSIENT = ("No space left on device", "Cannot allocate memory", "Killed signal", "MemoryError")
+"""Words of a command's errors that say that the machine lacked something for the moment."""
 CALLS = ("convolution", "matmul")
 MAX_PARTS = 8
 MAX_COPIED_PARTS = 4
@@ -187,7 +190,7 @@ def _open(folder: Path, dtype: str, machine: str) -> str:
     except OnednnLibraryError as error:
         return str(error)
     except OSError as error:
-        return f"oneDNN's calls can't be built: {error.strerror or error}"
+        return f"oneDNN's calls can't be built now: {error.strerror or error}"
     return ""
 
 
@@ -255,16 +258,32 @@ def _compare(file: Path, dtype: str) -> None:
 def _run(command: list[str], problem: str, environment: dict[str, str]) -> None:
     """Run a command.
 
-    Raises OnednnLibraryError with the problem and the last line of its errors, and OSError for a
-    command that doesn't end, which another start may repeat.
+    Raises OnednnLibraryError with the problem and the last line of its errors, or the signal that
+    ended it, such as SIGILL for an instruction that the processor lacks. Raises OSError if it
+    doesn't end, is killed, or lacks memory or disk, since another start may repeat it.
     """
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise OSError(f"no end after {TIMEOUT_S} s") from None
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise OnednnLibraryError(f"{problem}: {lines[-1][:200]}")
+    if done.returncode == 0:
+        return
+    messages = done.stderr.decode(errors="replace")
+    lines = messages.strip().splitlines() or ["no message"]
+    if done.returncode < 0:
+        lines.append(f"{Path(command[0]).name} was ended by {_name_signal(-done.returncode)}")
+    reason = f"{problem}: {lines[-1][:200]}"
+    is_stopped = -done.returncode in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    if is_stopped or any(text in messages for text in TRANSIENT):
+        raise OSError(reason)
+    raise OnednnLibraryError(reason)
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def load(content: bytes) -> None:

@@ -172,6 +172,44 @@ def test_compiler_that_fails_runs_once(
     assert packages.builds == 1
 
 
+@pytest.mark.parametrize(
+    "end", ["kill -KILL $$", "echo 'as: out.o: No space left on device' >&2; exit 1"]
+)
+def test_compiler_that_lacked_memory_or_disk_runs_again(
+    end: str, packages: MadeUpPackages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages.write_compiler(end)
+    open_library(packages.cache, "float32", "cpu")
+    assert onednn.describe_calls() == "jaxlib"
+    reason = "SIGKILL" if "KILL" in end else "No space left on device"
+    assert explain_absence().startswith("oneDNN's calls can't be built now: g++ can't build")
+    assert explain_absence().endswith(reason)
+    assert not packages.cache.exists()  # no verdict that a later start would take
+    forget(monkeypatch)
+    open_library(packages.cache, "float32", "cpu")
+    assert packages.builds == 2
+
+
+def test_library_of_other_instructions_is_not_used(
+    packages: MadeUpPackages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison's process ends by SIGILL, this one doesn't."""
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+
+    def compare(file: Path, dtype: str) -> None:
+        command = [sys.executable, "-c", code]
+        onednn_library._run(command, "the built oneDNN has other bits than jaxlib's", {})
+
+    monkeypatch.setattr(onednn_library, "_compare", compare)
+    for _ in range(2):
+        open_library(packages.cache, "float32", "cpu")
+        assert onednn.describe_calls() == "jaxlib"
+        assert explain_absence().endswith("was ended by SIGILL")
+        forget(monkeypatch)
+    assert packages.builds == 1
+    assert packages.loaded == []
+
+
 def test_without_a_compiler_jaxlib_is_used(
     packages: MadeUpPackages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,459 @@
+"""Bytes that a compiled training step moves, beside the least that the step needs.
+
+    python -m benchmarks.bytes_moved --networks resnet18,lenet5 --precisions float32,bf16
+
+Nothing is timed and no data is read: each recipe is compiled with synthetic samples.
+
+*Moved* are the bytes of operands and results of every operation in the optimized program, each read
+or written once: a loop counts as often as it runs, of an array that an operation slices only the
+slices. Of a conditional the branch that moves most counts, but of batch norm the branch that moves
+least, since means far from zero are seldom. Caches that keep an array between two operations
+aren't modelled, so memory sees fewer bytes. `XLA` is the compiler's own `bytes accessed` of the
+whole program, which counts a loop once and a call of oneDNN by its operands.
+
+*Least* is the sum of what any program must move that computes no product twice and keeps nothing
+in a cache between two operations:
+
+* an activation that the backward pass needs is written once, read once forward and once backward,
+  and its gradient is written and read once. These are results of products with parameters, sums of
+  two activations, results of pooling and rows of tables; what is computed from them element by
+  element (bias, normalisation, activation function, conversion) is computed again if it is needed.
+  A product whose result goes to pooling or to a sum only is part of it. Statistics are taken while
+  a result is in cache, scores of attention stay there;
+* a parameter is read once forward, once backward and once by the update, which writes it; its
+  gradient is written and read once; the optimizer's state is read and written once;
+* the samples of a batch are read once forward and once backward, as the dataset has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from benchmarks.measure import add_save, heading, publish, table
+from pipeline import load_recipe
+from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.graph.hlo_program import (
+    FREE,
+    MOVES,
+    ONEDNN,
+    PRODUCTS,
+    HloLine,
+    HloText,
+    read_hlo_text,
+)
+from pipeline.backends.graph.tracing import make_graph
+from pipeline.backends.xla import XlaExecutable
+from pipeline.core.reporter import Reporter
+from pipeline.data.inputs import Dataset
+from pipeline.models.modules.name_stack import DATA, UPDATE
+from pipeline.stages.build import Built, build
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
+from pipeline.training.update import shape_inputs
+
+PACKAGES = ("jax", "jaxlib")
+CIFAR = ("dataset.name=synthetic", "+dataset.like=cifar10")
+NETWORKS: Mapping[str, tuple[str, ...]] = {
+    "lenet5": ("lenet5_mnist", "dataset.name=synthetic", "+dataset.like=mnist"),
+    "cnn6": ("cnn6_cifar10_speedrun", *CIFAR),
+    "resnet18": ("resnet18_cifar10", *CIFAR),
+    "resnet50": ("resnet50_cifar10", *CIFAR),
+    "gpt_text": ("gpt_text",),
+}
+"""Recipe and overrides."""
+PRECISIONS = {"float32": "O0", "bf16": "bf16"}
+
+PRODUCT = "products"
+PATCHES = "patches, tiles and transforms of convolutions"
+CONVERSIONS = "conversions of types"
+COPIES = "copies and transposes"
+OTHER_MOVES = "pads, slices and other moves"
+STATISTICS = "batch norm: sums"
+NORMALISING = "batch norm: element by element"
+SUMS = "other sums and maxima"
+ELEMENTS = "other element by element"
+SAMPLES = "samples of the batch"
+UPDATES = "update"
+CHUNKS = "arrays within one chunk"
+
+_BODY = re.compile(r"body=%?([\w.$-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CALLEE = re.compile(r"to_apply=%?([\w.$-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,\s}]*)")
+_NUMBER = re.compile(r"\s*(\d+)\)")
+_SCOPE = re.compile(r'op_name="([^"]*)"')
+_LAYER = re.compile(r"(conv|dense|batch_norm)\w*_\d+")
+_TO_SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+_VIEWS = frozenset({"bitcast", "get-tuple-element"})
+Inside = Literal["", "loop", "call"]
+Role = Literal["product", "product of activations", "sum", "pool", "rows"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes of a step."""
+
+    moved: Mapping[str, int]
+    """By kind of operation."""
+    least: Mapping[str, int]
+    """By reason."""
+    xla: float
+    """The compiler's figure of the whole program."""
+
+    @property
+    def ratio(self) -> float:
+        """Bytes moved for each byte that is needed."""
+        return sum(self.moved.values()) / sum(self.least.values())
+
+
+def count_moved_bytes(text: str) -> Counter[str]:
+    """Return the bytes that an iteration of the program's largest loop moves, by kind.
+
+    The loop is one whose length the compiler doesn't know, such as the loop over steps; a program
+    without one counts as a whole.
+    """
+    program = read_hlo_text(text)
+    loops = [
+        _count_computation(program, body[1])
+        for line in program.parse_lines()
+        if line.opcode == "while" and not _TRIPS.search(line.arguments)
+        if (body := _BODY.search(line.arguments))
+    ]
+    return max(loops or [_count_computation(program, program.entry)], key=lambda loop: loop.total())
+
+
+def _count_computation(program: HloText, name: str, inside: Inside = "") -> Counter[str]:
+    """Return the bytes of a computation and all that it calls, by kind.
+
+    `inside` is whether it is the body of a loop over chunks, or called by one.
+    """
+    total = Counter[str]()
+    body = program.computations.get(name, {})
+    for line in body.values():
+        if line.opcode in FREE:
+            continue
+        if line.opcode == "while" and (loop := _BODY.search(line.arguments)):
+            trips = _TRIPS.search(line.arguments)
+            inner = _count_computation(program, loop[1], "loop")
+            total.update({kind: n * int(trips[1] if trips else 1) for kind, n in inner.items()})
+        elif line.opcode == "call" and (callee := _CALLEE.search(line.arguments)):
+            total.update(_count_computation(program, callee[1], "call" if inside else ""))
+        elif line.opcode == "conditional":
+            names = ",".join(map("".join, _BRANCHES.findall(line.arguments)))
+            branches = [
+                _count_computation(program, name.strip().lstrip("%"), inside)
+                for name in names.split(",")
+            ]
+            choose = min if _find_layer(line) == "batch_norm" else max
+            taken: Counter[str] = choose(branches, key=lambda branch: branch.total())
+            total.update(taken)
+        else:
+            called = program.computations.get(line.called_computation or "", {})
+            passing, staying = _count_line(line, body, called, inside)
+            total[_name_kind(line, called)] += passing
+            total[CHUNKS] += staying
+    return total
+
+
+def _count_line(
+    line: HloLine, body: Mapping[str, HloLine], called: Mapping[str, HloLine], inside: Inside
+) -> tuple[int, int]:
+    """Return the bytes that an operation reads and writes, and of these apart the arrays that don't
+    outlive an iteration of a loop over chunks. `called` is a fusion's computation."""
+    operands = [body[name] for name in line.operands if name in body]
+    written = line.nbytes
+    if line.opcode in _TO_SLICES:
+        read = [line.nbytes, *(0 for _ in operands[1:])]
+    elif line.opcode == "dynamic-update-slice":
+        written = operands[1].nbytes
+        read = [0, written, *(0 for _ in operands[2:])]
+    elif called:
+        read = _count_operands(operands, called)
+        written = sum(_count_written(root, called) for root in called.values() if root.is_root)
+    else:
+        names = [operand.name for operand in operands]
+        # An operand that is listed twice is read once.
+        read = [x.nbytes * (x.name not in names[:i]) for i, x in enumerate(operands)]
+    staying = sum(
+        nbytes
+        for operand, nbytes in zip(operands, read, strict=True)
+        if _is_local(operand, body, inside)
+    )
+    results = {name for root in body.values() if root.is_root for name in root.operands}
+    if inside == "call" or (inside == "loop" and line.name not in results and not line.is_root):
+        staying += written
+    return sum(read) + written - staying, staying
+
+
+def _is_local(operand: HloLine, body: Mapping[str, HloLine], inside: Inside) -> bool:
+    """Return whether an operand is computed in the same iteration of a loop over chunks."""
+    while operand.opcode == "bitcast" and operand.operands[0] in body:
+        operand = body[operand.operands[0]]
+    return inside == "call" or (inside == "loop" and operand.opcode not in FREE)
+
+
+def _count_operands(operands: Sequence[HloLine], called: Mapping[str, HloLine]) -> list[int]:
+    """Return the bytes that a fusion reads of each operand."""
+    users: dict[str, list[HloLine]] = {}
+    for inner in called.values():
+        for name in inner.operands:
+            users.setdefault(name, []).append(inner)
+    parameters = {
+        int(match[1]): inner
+        for inner in called.values()
+        if inner.opcode == "parameter" and (match := _NUMBER.match(inner.arguments))
+    }
+    return [
+        min(operand.nbytes, _count_read(parameters[i], users, operand.nbytes))
+        for i, operand in enumerate(operands)
+    ]
+
+
+def _count_read(value: HloLine, users: Mapping[str, list[HloLine]], nbytes: int) -> int:
+    """Return the bytes that a fusion reads of an operand of `nbytes`."""
+    read = 0
+    for user in users.get(value.name, ()):
+        is_first = user.operands[:1] == (value.name,)
+        if user.opcode in _VIEWS:
+            read += _count_read(user, users, nbytes)
+        elif user.opcode in _TO_SLICES and is_first:
+            read += user.nbytes
+        elif not (user.opcode == "dynamic-update-slice" and is_first):
+            return nbytes
+    return read
+
+
+def _count_written(root: HloLine, called: Mapping[str, HloLine]) -> int:
+    """Return the bytes that a fusion writes as its result: of an updated array the update."""
+    if root.opcode == "tuple":
+        return sum(_count_written(called[name], called) for name in root.operands)
+    if root.opcode in _VIEWS and root.operands[0] in called:
+        return _count_written(called[root.operands[0]], called)
+    if root.opcode == "dynamic-update-slice":
+        return called[root.operands[1]].nbytes
+    return root.nbytes
+
+
+def _find_scope(line: HloLine) -> str:
+    return match[1] if (match := _SCOPE.search(line.arguments)) else ""
+
+
+def _find_layer(line: HloLine) -> str:
+    """Return the kind of the innermost layer of an operation: conv, dense, batch_norm or ""."""
+    layers: list[str] = _LAYER.findall(_find_scope(line))
+    return layers[-1] if layers else ""
+
+
+def _name_kind(line: HloLine, called: Mapping[str, HloLine]) -> str:
+    opcodes = {inner.opcode for inner in called.values()} or {line.opcode}
+    scope = _find_scope(line)
+    if UPDATE in scope:
+        return UPDATES
+    if DATA in scope:
+        return SAMPLES
+    if opcodes & PRODUCTS or ONEDNN in line.arguments or line.opcode == "custom-call":
+        return PRODUCT
+    layer = _find_layer(line)
+    if "convert" in opcodes and opcodes <= MOVES:
+        return CONVERSIONS
+    if opcodes <= FREE | {"copy", "transpose", "reshape"}:
+        return COPIES
+    if layer == "conv":
+        return PATCHES
+    if opcodes <= MOVES:
+        return OTHER_MOVES
+    is_sum = any(opcode.startswith(("reduce", "select-and")) for opcode in opcodes)
+    if layer == "batch_norm":
+        return STATISTICS if is_sum else NORMALISING
+    return SUMS if is_sum else ELEMENTS
+
+
+def count_least_bytes(built: Built, dataset: Dataset, batch_size: int) -> Counter[str]:
+    """Return the least bytes that a step needs, by reason, as the module's rule says."""
+    activations = sum(find_kept(*trace_network(built, batch_size)).values())
+    params = _count_bytes(built.state.params)
+    raw = [dataset.train.columns[array.column][:1] for array in built.step_config.inputs.arrays]
+    return Counter(
+        {
+            "activations": 3 * activations,
+            "gradients of activations": 2 * activations,
+            "parameters": 4 * params,
+            "gradients of parameters": 2 * params,
+            "optimizer's state": 2 * _count_bytes(built.state.opt_state),
+            "samples": 2 * batch_size * sum(array.nbytes for array in raw),
+        }
+    )
+
+
+def _count_bytes(tree: Any) -> int:
+    return sum(int(leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree))
+
+
+def trace_network(built: Built, batch_size: int) -> tuple[Graph, set[int]]:
+    """Return the graph of the network's forward pass, and its inputs that depend on the batch."""
+    config = built.step_config
+    inputs = shape_inputs(config.inputs, batch_size)
+    variables = {"params": built.state.params, **built.state.collections}
+
+    def forward(variables: Any, inputs: Any) -> Any:
+        mutable = [name for name in variables if name != "params"]
+        rngs = {"dropout": jax.random.key(0)}
+        return config.network.apply(variables, inputs, train=True, mutable=mutable, rngs=rngs)
+
+    graph = make_graph(jax.jit(forward).trace(variables, inputs))
+    return graph, set(graph.inputs[-len(jax.tree.leaves(inputs)) :])
+
+
+@dataclass
+class _Source:
+    """A result from which others are computed element by element."""
+
+    node: Node
+    role: Role
+    nbytes: int
+    """Of its shortest floating-point type before anything else is computed."""
+    uses: set[str] = field(default_factory=set)
+
+    @property
+    def is_kept(self) -> bool:
+        if self.role == "product":
+            return bool(self.uses - {"sum", "pool"})
+        return self.role != "product of activations" or self.role not in self.uses
+
+
+def find_kept(graph: Graph, batch: set[int]) -> dict[int, int]:
+    """Return the values that a step keeps for its backward pass, by index, with their bytes."""
+    roots: dict[int, frozenset[int]] = {index: frozenset() for index in batch}
+    sources: dict[int, _Source] = {}
+    for node in graph.nodes:
+        inputs = [index for index in node.inputs if index in roots]
+        if not inputs:
+            continue
+        read = frozenset[int]().union(*(roots[index] for index in inputs))
+        role = _find_role(node, inputs, graph, roots)
+        for index in read if role else ():
+            sources[index].uses.add(role)
+        for out in node.outputs:
+            value = graph.values[out]
+            nbytes = value.size * jnp.dtype(value.dtype).itemsize * node.repeat
+            if role and role != "reduction":
+                sources[out] = _Source(node, role, nbytes)
+                roots[out] = frozenset((out,))
+            else:
+                roots[out] = frozenset() if role else read
+            if node.primitive == "convert_element_type" and len(read) == 1:
+                (index,) = read
+                sources[index].nbytes = min(sources[index].nbytes, nbytes)
+    for out in graph.outputs:
+        for index in roots.get(out, ()):
+            sources[index].uses.add("output")
+    return {index: source.nbytes for index, source in sources.items() if source.is_kept}
+
+
+def _find_role(
+    node: Node, inputs: Sequence[int], graph: Graph, roots: Mapping[int, frozenset[int]]
+) -> Role | Literal["reduction", ""]:
+    """Return what a node's result is to the backward pass; "" if it is computed again."""
+    if node.primitive in ("conv_general_dilated", "dot_general"):
+        return "product" if len(inputs) == 1 else "product of activations"
+    if node.primitive in ("max_pool", "select_and_gather_add") or "reduce_window" in node.primitive:
+        return "pool"
+    if node.primitive == "gather":
+        return "rows"
+    if node.primitive.startswith(("reduce_", "arg")):
+        return "reduction"
+    if node.primitive in ("add", "add_any") and len(inputs) == 2:
+        left, right = inputs
+        is_sum = graph.values[left].size == graph.values[right].size > 1
+        if is_sum and roots[left] and roots[right] and not roots[left] & roots[right]:
+            return "sum"
+    return ""
+
+
+def measure(network: str, precision: str) -> Figures:
+    """Compile a network's recipe and count."""
+    name, *overrides = NETWORKS[network]
+    recipe = load_recipe(name, [*overrides, f"train.precision={PRECISIONS[precision]}"])
+    with open(os.devnull, "w", encoding="utf-8") as null_file:
+        reporter = Reporter(None, Console(file=null_file))
+        backend = recipe.device.open(recipe.parallel)
+        dataset = load_data(recipe, reporter)
+        built = build(recipe, dataset, reporter)
+        least = count_least_bytes(built, dataset, recipe.train.batch_size)
+        built = lower(recipe, dataset, built, backend, None, reporter)
+        executable = compile_programs(recipe, dataset, built, backend, reporter)
+    assert isinstance(executable, XlaExecutable)
+    program: Any = executable.programs.train
+    xla_bytes = program.cost_analysis().get("bytes accessed", 0.0)
+    return Figures(count_moved_bytes(executable.program_text), least, xla_bytes)
+
+
+def format_report(figures: Mapping[tuple[str, str], Figures], command: str) -> str:
+    """Return a Markdown table by network, and one by kind of operation."""
+    rows = []
+    for (network, precision), figure in figures.items():
+        moved, least = sum(figure.moved.values()), sum(figure.least.values())
+        within = figure.moved.get(CHUNKS, 0)
+        bare = f"{(moved - within) / least:.1f}x"
+        counts = [f"{n / 1e6:,.1f}" for n in (moved, within, figure.xla, least)]
+        rows.append([network, precision, *counts, f"{figure.ratio:.1f}x", bare])
+    columns = ["moved", "of these in chunks", "XLA", "least", "moved / least", "without chunks"]
+    totals = Counter[str]()
+    for figure in figures.values():
+        totals.update(figure.moved)
+    by_kind = [
+        [kind, *(f"{figure.moved.get(kind, 0) / 1e6:,.1f}" for figure in figures.values())]
+        for kind, _ in totals.most_common()
+    ]
+    names = [f"{network}, {precision}" for network, precision in figures]
+    reasons = dict.fromkeys(reason for figure in figures.values() for reason in figure.least)
+    by_reason = [
+        [reason, *(f"{figure.least.get(reason, 0) / 1e6:,.1f}" for figure in figures.values())]
+        for reason in reasons
+    ]
+    return "\n".join(
+        [
+            heading("Bytes that a step moves", command, PACKAGES),
+            "MB a step; `benchmarks/bytes_moved.py` has the rule. Arrays within one chunk live\n"
+            "for an iteration of a loop whose arrays are made for the cache.\n",
+            table(["network", "type", *columns], rows),
+            "Moved, by kind of operation:\n",
+            table(["MB", *names], by_kind),
+            "Least, by reason:\n",
+            table(["MB", *names], by_reason),
+        ]
+    )
+
+
+def main() -> None:
+    """Count and print Markdown tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--precisions", default=",".join(PRECISIONS))
+    add_save(parser, "bytes_moved.md")
+    args = parser.parse_args()
+    figures = {}
+    for network in args.networks.split(","):
+        for precision in args.precisions.split(","):
+            figures[network, precision] = figure = measure(network, precision)
+            print(f"{network}, {precision}: {figure.ratio:.2f}x", file=sys.stderr, flush=True)
+    options = f"--networks {args.networks} --precisions {args.precisions}"
+    publish(format_report(figures, f"python -m benchmarks.bytes_moved {options}"), args.save)
+
+
+if __name__ == "__main__":
+    main()
