@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pipeline.core.errors import printable
@@ -193,7 +194,8 @@ def _make_computation(
         inputs: list[Any] = [None] * len(specs)
         for index, values in samples.items():
             inputs[index] = make_input(specs[index], values, "nhwc")
-        return apply_form(part, form, inputs, part.values, context)[0]
+        arrays = {name: jnp.asarray(part.values[name]) for name in used}
+        return apply_form(part, form, inputs, arrays, context)[0]
 
     return compute
 
