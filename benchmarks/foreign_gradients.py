@@ -1,6 +1,7 @@
 """Gradients of imported networks of timm and transformers beside PyTorch's, for several batches.
 
     python -m benchmarks.foreign_gradients timm/hgnet timm/hardcorenas --batches 6
+    python -m benchmarks.foreign_gradients timm/hgnet timm/vgg --batches 3 --float64
 
 For each batch the distance of the gradient of the first step to PyTorch's in float64, in the
 Euclidean norm, relative to the norm of the gradient: of the imported network, of PyTorch in
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -43,26 +44,32 @@ def main() -> None:
     parser.add_argument("networks", nargs="+", help="such as timm/hgnet")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of variants and weights")
     parser.add_argument("--batches", type=int, default=6)
+    parser.add_argument("--float64", action="store_true", help="import in float64")
     args = parser.parse_args()
+    if args.float64:
+        jax.config.update("jax_enable_x64", True)
+        # Operators name float32 for sums, which must be as wide as the rest.
+        jnp.float32 = jnp.float64
     if unknown := set(args.networks) - set(list_networks(args.seed)):
         parser.error(f"{', '.join(sorted(unknown))}: must be networks that the seed draws")
     header = ["network", "batch", "imported", "PyTorch in float32", "moved in float64", "most in"]
-    rows = [
-        [name, *row]
-        for name in args.networks
-        for row in compare_gradients(name, args.seed, args.batches)
-    ]
+    rows = []
+    for name in args.networks:
+        for row in compare_gradients(name, args.seed, args.batches, is_wide=args.float64):
+            rows.append([name, *row])
+            print(" | ".join(rows[-1]), flush=True)
     print(table(header, rows))
 
 
-def compare_gradients(name: str, seed: int, batches: int) -> list[list[str]]:
-    """Return a row of figures for each batch."""
+def compare_gradients(name: str, seed: int, batches: int, *, is_wide: bool) -> Iterator[list[str]]:
+    """Yield a row of figures for each batch. With `is_wide` the imported network is in float64."""
     text, _, family = name.partition("/")
     package = next(package for package in COUNTS if package == text)
     network = make_network(package, family, seed)
     graph = export_module(network.module, network.shape, origin=family, dtype=network.dtype)
-    imported = TorchNetwork(graph, "float32")
-    variables = initial_variables_of(graph)
+    dtype = "float64" if is_wide else "float32"
+    imported = TorchNetwork(graph, dtype)
+    variables = jax.tree.map(lambda x: np.asarray(x, dtype), initial_variables_of(graph))
 
     def compute_loss(params: Any, x: Any, labels: Any) -> Any:
         trained = {"params": params, "batch_stats": variables["batch_stats"]}
@@ -71,17 +78,17 @@ def compare_gradients(name: str, seed: int, batches: int) -> list[list[str]]:
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     differentiate = jax.jit(jax.grad(compute_loss), compiler_options=dict(QUICK))
-    rows = []
     for number, (x, labels) in enumerate(network.draw_batches(batches, BATCH)):
-        tree = differentiate(variables["params"], to_samples(x), jnp.asarray(labels))
+        samples = to_samples(x)
+        samples = samples if samples.dtype.kind == "i" else samples.astype(dtype)
+        tree = differentiate(variables["params"], samples, jnp.asarray(labels))
         ours = _name_gradients(graph, tree)
         exact = _differentiate_torch(network, x, labels, torch.float64)
         theirs = _differentiate_torch(network, x, labels, torch.float32)
         moved = _differentiate_torch(network, _move(x), labels, torch.float64)
         largest = max(exact, key=lambda key: float(np.abs(ours[key] - exact[key]).max()))
         distances = [f"{_find_distance(of, exact):.1e}" for of in (ours, theirs, moved)]
-        rows.append([str(number), *distances, largest])
-    return rows
+        yield [str(number), *distances, largest]
 
 
 def _move(x: np.ndarray) -> np.ndarray:

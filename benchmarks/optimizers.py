@@ -64,7 +64,14 @@ def main() -> None:
         "chosen rate is the lowest or highest of the trials, so its best may lie outside. "
         "`diverged`: trials."
     )
-    publish("\n".join([head, note, "", table(titles, rows)]), args.save)
+    absent = [name for name in sorted(list_components(OPTIMIZER)) if name not in names]
+    end = ""
+    if absent:
+        end = (
+            f"\nNot trained yet, {len(absent)}: {', '.join(absent)}. The command without "
+            "`--optimizers` continues the folder."
+        )
+    publish("\n".join([head, note, "", table(titles, rows), end]), args.save)
 
 
 def make_row(name: str, folder: Path) -> list[str]:

@@ -195,6 +195,23 @@ def check_vocabulary(draft: StepDraft) -> None:
             raise RecipeError(f"model.vocabulary = {num_rows}: {problem}")
 
 
+def check_rows(draft: StepDraft) -> None:
+    """Require a row of an imported network's tables for each token that no map op changes."""
+    dataset = draft.dataset
+    require_rows = getattr(draft.step_config.network, "require_rows", None)
+    if require_rows is None:
+        return
+    vocabulary = None if dataset.text is None else dataset.text.vocabulary
+    splits = {
+        "train": (dataset.train, dataset.train_ops),
+        "eval": (dataset.whole_eval, dataset.eval_ops),
+    }
+    for key, (split, ops) in splits.items():
+        with blaming_key(f"model {draft.recipe.model.name} and dataset.{key}"):
+            if not ops:
+                require_rows(dataset.inputs, split, vocabulary)
+
+
 def check_to_float(draft: StepDraft) -> None:
     """Require that each pattern of `train.to_float` matches a layer."""
     rules = draft.recipe.train.to_float
@@ -474,7 +491,7 @@ def check_parameters(draft: StepDraft) -> None:
         raise RecipeError(f"model {draft.recipe.model.name}: {problem}")
 
 
-LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
+LAYER_CHECKS = (check_labels, check_vocabulary, check_rows, check_to_float, check_jit_layers)
 TASK_CHECKS = (check_shardings, check_constraints, check_task, check_ledger, check_members)
 STATE_CHECKS = (
     check_gradients,

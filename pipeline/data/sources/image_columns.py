@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pipeline.core.errors import DataError, get_system_reason
+from pipeline.core.errors import DataError, get_system_reason, printable
 from pipeline.data.columns import DECODING_THREADS, Column, LazyColumn
 from pipeline.data.image_file import (
     FORMATS,
@@ -28,6 +28,7 @@ from pipeline.data.image_file import (
 from pipeline.data.padding.buckets import Ragged
 
 _MASK_FORMATS = ("PNG", "BMP", "TIFF")
+_PAGED_SUFFIXES = (".gif", ".tif", ".tiff", ".webp")
 _DESCRIBED = 8
 """Images whose brightest pixel a note has."""
 _FEW_LEVELS = 128
@@ -236,6 +237,29 @@ def describe_16_bits(paths: Sequence[str]) -> tuple[str, ...]:
     return (
         f"images of 16 bits: the upper 8 are read; the brightest pixel of {len(brightest)} such "
         f"images is {max(brightest):,}, so {levels} grey levels are left{hint}",
+    )
+
+
+def describe_pages(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return a tuple of one note if files have several pages or frames, of which the first is read,
+    else ()."""
+
+    def count_pages(path: str) -> int:
+        with suppress(*UNREADABLE_IMAGE), open_image(Path(path), FORMATS) as image:
+            return int(getattr(image, "n_frames", 1))
+        return 1
+
+    candidates = [path for path in paths if path.lower().endswith(_PAGED_SUFFIXES)]
+    with ThreadPoolExecutor(DECODING_THREADS) as pool:
+        counts = dict(zip(candidates, pool.map(count_pages, candidates), strict=True))
+    paged = [path for path, count in counts.items() if count > 1]
+    if not paged:
+        return ()
+    first = paged[0]
+    return (
+        f"{len(paged):,} of {len(paths):,} files have several pages or frames, such as "
+        f"{printable(first)} with {counts[first]:,}: only the first is read; save the others as "
+        "files if they are images too",
     )
 
 

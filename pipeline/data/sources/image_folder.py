@@ -24,7 +24,11 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.selections import Readable
 from pipeline.data.sources.class_folders import IMAGES, list_class_splits
-from pipeline.data.sources.image_columns import describe_16_bits, make_image_columns
+from pipeline.data.sources.image_columns import (
+    describe_16_bits,
+    describe_pages,
+    make_image_columns,
+)
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 MAX_TABLE_BYTES = 512 * 2**20
@@ -159,7 +163,7 @@ class ImageFolder(LocalDatasetSpec):
             train=Split({"image": columns[0], "label": labels[0]}),
             eval=Split({"image": columns[1], "label": labels[1]}),
             targets=targets,
-            notes=(*notes, *describe_16_bits(paths[0])),
+            notes=(*notes, *describe_16_bits(paths[0]), *describe_pages(paths[0])),
         )
 
 

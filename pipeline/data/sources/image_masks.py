@@ -37,6 +37,7 @@ from pipeline.data.sources.image_columns import (
     RaggedImageFiles,
     decode_mask,
     describe_16_bits,
+    describe_pages,
     make_image_columns,
     read_sizes,
     require_readable,
@@ -117,7 +118,9 @@ class ImageMasks(LocalDatasetSpec):
                 labels = ImageFiles(masks, height, width, values)
             splits.append(Split({"image": column, "label": labels}))
         train, evaluated = splits
-        notes += describe_16_bits([image for image, _ in split_pairs[0]])
+        train_images = [image for image, _ in split_pairs[0]]
+        notes += describe_16_bits(train_images)
+        notes += describe_pages([*train_images, *split_masks[0]])
         return RawData(train, evaluated, Targets(names), notes=notes)
 
     def _count_classes(

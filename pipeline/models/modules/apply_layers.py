@@ -133,8 +133,15 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
 
     def register(computation: Computation) -> Computation:
         is_module = isinstance(computation, type)
-        apply = partial(_apply_module, computation) if is_module else computation
-        apply_layer.register(description, apply)
+        compute = partial(_apply_module, computation) if is_module else computation
+
+        @apply_layer.register(description)
+        def apply(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
+            # A module that another thread is importing has registered what it can't compute yet.
+            if computation.__module__ in COMPUTATIONS:
+                import_module(computation.__module__)
+            return cast(Array, compute(layer, x, context))
+
         return computation
 
     return register

@@ -143,6 +143,21 @@ def test_levels_of_16_bits_are_noted(tmp_path: Path) -> None:
     assert note.endswith("is 4,095, so 16 grey levels are left; multiply them to use all of 65,535")
 
 
+def test_pages_that_are_not_read_are_noted(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    assert read(tmp_path).notes == ()
+    path = tmp_path / "train" / "owl" / "Stack.TIF"
+    pages = [Image.fromarray(np.full((6, 5), value, np.uint8)) for value in (7, 8, 9)]
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+    assert decode(str(path), 6, 5).max() == 7
+    data = read(tmp_path)
+    (note,) = data.notes
+    assert note == (
+        f"1 of {len(data.train):,} files have several pages or frames, such as {path} with 3: only "
+        "the first is read; save the others as files if they are images too"
+    )
+
+
 def test_image_of_32_bits_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path)
     save(tmp_path / "train" / "ant" / "deep.tif", np.zeros((6, 5), np.int32))

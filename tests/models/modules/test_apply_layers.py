@@ -66,6 +66,48 @@ def test_each_layer_is_listed_with_the_module_that_computes_it() -> None:
 
 
 @pytest.mark.medium
+def test_layer_whose_module_another_thread_imports_waits_for_the_whole_module(
+    tmp_path: Path,
+) -> None:
+    """The jobs of a sweep are threads, and one of them used functions that weren't defined yet."""
+    (tmp_path / "slow_module.py").write_text("""
+import threading, time
+import test_layers
+from pipeline.models.modules.apply_layers import computes
+@computes(test_layers.Doubled)
+def compute(layer, x, context):
+    return double(x)
+test_layers.registered.set()
+time.sleep(0.3)
+def double(x):
+    return 2 * x
+""")
+    script = f"""
+import sys, threading, types
+sys.path.insert(0, {str(tmp_path)!r})
+from pipeline.models.modules import apply_layers
+from pipeline.models.layers.model_spec import LayerSpec
+class Doubled(LayerSpec):
+    pass
+registered = threading.Event()
+sys.modules["test_layers"] = sys.modules["__main__"]
+apply_layers.COMPUTATIONS["slow_module"] = ("Doubled",)
+apply_layers._MODULES["__main__.Doubled"] = "slow_module"
+results = []
+def work():
+    results.append(apply_layers.apply_layer(Doubled(), 2, None))
+first = threading.Thread(target=work)
+first.start()
+registered.wait()
+work()
+first.join()
+print(results)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.stdout == "[4, 4]\n", run.stderr
+
+
+@pytest.mark.medium
 def test_network_imports_only_what_its_layers_need() -> None:
     """Also if a layer is of a custom class, which is computed as its base."""
     script = """

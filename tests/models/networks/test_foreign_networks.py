@@ -297,6 +297,37 @@ def test_model_without_a_file_is_refused() -> None:
         conf_model("onnx").build(10, "float32")
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_token_beyond_the_table_is_refused_before_training(
+    split: str, cache: Path, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Cast", ["x"], "i", attribute=encode({1: "to", 3: 7, 20: 2})),
+        node("Gather", ["table", "i"], "rows"),
+        node("Flatten", ["rows"], "y"),
+    ]
+    file = tmp_path / "net.onnx"
+    table = np.zeros((20, 2), np.float32)
+    file.write_bytes(model(nodes, [tensor("table", table)], input=signature("x", "n", 5)))
+    tokens = np.full((32, 5), 19, np.int32)
+    labels = np.arange(32, dtype=np.int32) % 10
+    arrays = {"x_train": tokens, "x_test": tokens, "y_train": labels, "y_test": labels}
+    beyond = tokens.copy()
+    beyond[3, 2] = 20
+    arrays["x_train" if split == "train" else "x_test"] = beyond
+    np.savez(tmp_path / "data.npz", **arrays)
+    data = ["dataset=numpy", f"dataset.root={tmp_path}/data.npz", f"cache.root={cache}"]
+    problem = (
+        rf"model onnx and dataset\.{split}: table table of .* has 20 rows, and sample 3 has the "
+        "token 20; must be from 0 to 19"
+    )
+    with pytest.raises(RecipeError, match=problem):
+        run(
+            load_recipe("lenet5_digits", ["model=onnx", f"model.file={file}", *data, *SMALL_IMAGES])
+        )
+
+
 @pytest.mark.slow
 def test_onnx_network_trains_equally_at_every_sink_size(tiny: Compose, file: Path) -> None:
     """Losses are the same at every sink size."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,9 @@ import pytest
 
 from pipeline.training.optimizers.kronecker import Shampoo
 from pipeline.training.optimizers.kronecker_transforms import from_blocks, to_blocks
+from tests import outcome
 from tests.training.optimizers.test_kronecker_transforms import gradient_at, some_params
+from tests.whole_run import run
 
 LR, DECAY, B1, B2, EPS, GRAFT_EPS, PERIOD, BLOCK, STEPS = 0.02, 0.1, 0.9, 0.8, 1e-3, 1e-4, 4, 4, 50
 SHAMPOO = Shampoo(
@@ -87,3 +92,19 @@ def test_blocks_are_put_together_again(shape: tuple[int, ...]) -> None:
     blocks = to_blocks(array, 4)
     assert max(blocks.shape[1:]) <= 4
     np.testing.assert_array_equal(from_blocks(blocks, array, 4), array)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["data", "fsdp"])
+def test_two_devices_have_the_bits_of_one(mode: str, tiny: Any, tmp_path: Path) -> None:
+    """Each computes all roots: of whole arrays, also if a device keeps a part of them."""
+    keys = ["optimizer=shampoo", "train.optimizer.period=2", "train.optimizer.block=8"]
+    keys += ["model=mlp", "model.hidden=[20]", "train.steps=6", "checkpoint.every_steps=6"]
+    for count, layout in ((1, "data"), (2, mode)):
+        places = [f"parallel.mode={layout}", f"parallel.devices={count}"]
+        assert run(tiny(*keys, *places), tmp_path / str(count)).status == "done"
+    one, two = tmp_path / "1", tmp_path / "2"
+    assert outcome.metrics(two) == outcome.metrics(one)
+    arrays = outcome.arrays(one)
+    assert any("roots" in path for path in arrays)
+    outcome.assert_equal_arrays(outcome.arrays(two), arrays)

@@ -18,9 +18,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.core.plugins.loading import find_object
+from pipeline.data.columns import Split
+from pipeline.data.inputs import NetworkInputs
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
+from pipeline.models.torch_graph.computation.table_lookups import require_rows
 from pipeline.models.torch_graph.graph import (
     INPUT,
     GraphNode,
@@ -239,6 +242,20 @@ class TorchNetwork(nn.Module):
         draw_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in DRAWS}
         reshape_ndims = {_count_axes(node) for node in nodes if _parse_name(node) in RESHAPES}
         return draw_ndims <= ({2} if 4 in reshape_ndims else {2, 4})
+
+    def require_rows(self, inputs: NetworkInputs, split: Split, vocabulary: int | None) -> None:
+        """Raise ValueError for a token of a split without a row in a table of the graph.
+
+        `vocabulary` is the number of tokens of texts; None for other samples.
+        """
+        by_name = {x.name if inputs.is_named else INPUT: x for x in inputs.arrays}
+        graph = self.source.graph_for(
+            *(SampleSpec(x.shape, x.dtype, name) for name, x in by_name.items())
+        )
+        arrays = inputs.arrays
+        if len(arrays) > 1:
+            arrays = tuple(by_name[name] for name in graph.inputs)
+        require_rows(graph, arrays, split, vocabulary)
 
     def structure(self, image: tuple[int, ...]) -> str:
         """Return a text that is equal for equal networks, whatever the values of their arrays."""

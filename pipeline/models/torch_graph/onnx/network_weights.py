@@ -102,7 +102,7 @@ class NetworkWeights:
         """Names of initializers that are parameters."""
         trained: set[str] = set()
         pending = [
-            (name, node.op in _LAYERS or (node.op == "Gemm" and place > 0))
+            (name, node.op, node.op in _LAYERS or (node.op == "Gemm" and place > 0))
             for node in self.nodes
             if not self._dependent.isdisjoint(node.inputs) and not self._is_plain_norm(node)
             for place in _WEIGHT_INPUTS.get(node.op, ())
@@ -110,17 +110,19 @@ class NetworkWeights:
         ]
         seen = set(pending)
         while pending:
-            name, is_layer = pending.pop()
+            name, reader, is_layer = pending.pop()
             if name in self._dependent:
                 continue
             if name in self.initializers:
                 array = self.initializers[name]
                 is_number = array.size == 1 and not is_layer
                 is_float = array.dtype.name in ("float16", "bfloat16", "float32", "float64")
-                if is_float and not is_number and not np.isinf(array).any():
+                # What is only added to scores, such as a mask of attention, has -infinity.
+                is_mask = reader == "Add" and np.isneginf(array).any()
+                if is_float and not is_number and not is_mask:
                     trained.add(name)
             elif name in self._producers and self._producers[name].op not in _CONSTANT:
-                inner = {(source, False) for source in self._producers[name].inputs}
+                inner = {(source, reader, False) for source in self._producers[name].inputs}
                 pending += inner - seen
                 seen |= inner
         return trained

@@ -55,7 +55,7 @@ def require_computable(graph: TorchGraph) -> None:
 
     Such a node has arguments that don't match the operator's parameters, or draws random numbers
     in evaluation. Also for a custom backward pass that isn't separate, and for weights that are
-    NaN.
+    NaN or infinite.
     """
     _require_numbers(graph)
     require_known((*graph.training.nodes, *graph.evaluation.nodes))
@@ -77,12 +77,15 @@ def require_computable(graph: TorchGraph) -> None:
 def _require_numbers(graph: TorchGraph) -> None:
     for spec in graph.arrays:
         array = graph.values[spec.name]
-        is_weight = spec.role in ("parameter", "buffer") and array.dtype.kind == "f"
-        count = int(np.isnan(array).sum()) if is_weight else 0
-        if count:
+        if spec.role == "constant" or array.dtype.kind != "f":
+            continue
+        # A buffer may begin at infinity, such as the least value so far.
+        is_usable = np.isfinite(array) if spec.role == "parameter" else ~np.isnan(array)
+        if count := array.size - int(is_usable.sum()):
+            kind = "NaN" if np.isnan(array).any() else "infinite"
             raise ValueError(
-                f"{graph.origin}: {spec.role} {spec.name} has {count:,} NaN among {array.size:,} "
-                "values; must be numbers"
+                f"{graph.origin}: {spec.role} {spec.name} has {count:,} {kind} among "
+                f"{array.size:,} values; must be {'numbers' if kind == 'NaN' else 'finite'}"
             )
 
 

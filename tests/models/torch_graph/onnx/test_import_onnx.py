@@ -185,6 +185,13 @@ def import_bytes(
 
 WEIGHT = np.ones((6, 6), np.float32)
 UNKNOWN = np.where(np.eye(6) > 0, np.float32(np.nan), WEIGHT)
+BOUNDLESS = np.where(np.eye(6) > 0, np.float32(np.inf), WEIGHT)
+
+
+def test_mask_of_minus_infinity_is_added(tmp_path: Path) -> None:
+    content = model([node("Add", ["x", "w"], "y")], [tensor("w", -BOUNDLESS[0])])
+    y = evaluate(import_bytes(tmp_path, content), np.zeros((1, 1, 1, 6), np.float32))
+    np.testing.assert_array_equal(y, -BOUNDLESS[:1])
 
 
 def test_last_softmax_is_removed_unless_requested(tmp_path: Path) -> None:
@@ -331,6 +338,14 @@ def test_channels_last_images_are_supported(tmp_path: Path) -> None:
         (
             model([node("MatMul", ["x", "w"], "y")], [tensor("w", UNKNOWN)]),
             r"net\.onnx.*: parameter .* has 6 NaN among 36 values; must be numbers",
+        ),
+        (
+            model([node("MatMul", ["x", "w"], "y")], [tensor("w", -BOUNDLESS)]),
+            r"net\.onnx.*: parameter .* has 6 infinite among 36 values; must be finite",
+        ),
+        (
+            model([node("Add", ["x", "w"], "y")], [tensor("w", BOUNDLESS[0])]),
+            r"net\.onnx.*: parameter .* has 1 infinite among 6 values; must be finite",
         ),
         (model([node("Relu", ["x"], "z")]), r"no node computes output y"),
         (
