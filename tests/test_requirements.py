@@ -24,7 +24,20 @@ COUNTS = {
 """Codes of each letter, numbered from 1."""
 CODES = [f"{letter}-{n:02}" for letter, count in COUNTS.items() for n in range(1, count + 1)]
 NOT_IMPLEMENTED: list[str] = []
-DOCUMENTED = ["A-07", "H-04", "Q-08", "Q-09", "Q-10", "Q-11", "Q-12", "S-17", "T-03", "T-04"]
+DOCUMENTED = [
+    "A-07",
+    "H-04",
+    "Q-08",
+    "Q-09",
+    "Q-10",
+    "Q-11",
+    "Q-12",
+    "S-17",
+    "S-18",
+    "S-19",
+    "T-03",
+    "T-04",
+]
 """Codes without a command."""
 SEARCHES = ("recommend",)
 """Commands whose keys have several values each, which is no recipe."""
