@@ -36,6 +36,14 @@ def _with_categories(train: Any, test: Any) -> tuple[Any, Any]:
     return inputs, others
 
 
+def _without_gaps(train: Any, test: Any) -> tuple[Any, Any]:
+    """Return both inputs with categories, and the training rows' medians for missing numbers, which
+    pytabkit's networks refuse."""
+    inputs, others = _with_categories(train, test)
+    medians = inputs.select_dtypes("number").median()
+    return inputs.fillna(medians), others.fillna(medians)
+
+
 def _encode(train: Any, scale: bool) -> Any:
     """Return a transformer: medians for missing numbers, one-hot categories."""
     from sklearn.compose import make_column_transformer
@@ -122,7 +130,7 @@ def fit_realmlp(train: Any, test: Any, task: str) -> np.ndarray:
     from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
 
     kind = RealMLP_TD_Classifier if task == "classification" else RealMLP_TD_Regressor
-    inputs, others = _with_categories(train, test)
+    inputs, others = _without_gaps(train, test)
     model = kind(random_state=SEED, device="cpu", n_threads=1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
@@ -132,7 +140,7 @@ def fit_tabm(train: Any, test: Any, task: str) -> np.ndarray:
     from pytabkit import TabM_D_Classifier, TabM_D_Regressor
 
     kind = TabM_D_Classifier if task == "classification" else TabM_D_Regressor
-    inputs, others = _with_categories(train, test)
+    inputs, others = _without_gaps(train, test)
     model = kind(random_state=SEED, device="cpu", n_threads=1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
