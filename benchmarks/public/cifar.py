@@ -33,6 +33,7 @@ RECORDED_TORCH = (0.6454, 0.7370, 0.7626, 0.8451, 0.8707, 0.8665, 0.9014, 0.9193
 RECORDED_TORCH_S = 3060
 RECORDED_EPOCHS = (0.5397, 0.6421, 0.7876, 0.8043, 0.8736, 0.8931, 0.9162, 0.9287)
 """Accuracy of the image alone after each of eight epochs, an earlier form of the recipe."""
+WHITENING = Path(__file__).parents[2] / "examples" / "whitening.py"
 HEADER = [
     "",
     "accuracy",
@@ -76,7 +77,7 @@ def train(seed: int, root: Path, folder: Path) -> tuple[float, float]:
     words += ["checkpoint.partial=true", f"dataset.root={root}", f"seed={seed}"]
     run_dir = folder / time.strftime(f"seed_{seed}_%Y-%m-%d_%H-%M-%S")
     commands = (
-        [sys.executable, "examples/whitening.py", str(whitening), recipe, f"dataset.root={root}"],
+        [sys.executable, str(WHITENING), str(whitening), recipe, f"dataset.root={root}"],
         [sys.executable, "-m", "pipeline", *words, f"hydra.run.dir={run_dir}"],
     )
     for command in commands:

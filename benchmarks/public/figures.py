@@ -92,17 +92,26 @@ def describe_published(figure: Published) -> str:
     return value if figure.deviation is None else f"{value} ± {figure.deviation:.3f}"
 
 
-def require_versions(versions: Mapping[str, str]) -> None:
-    """Exit with 2 and the line of pip if a package is absent or has another version."""
+def find_other_version(versions: Mapping[str, str]) -> str | None:
+    """Return which package is absent or has another version, with the line of pip; None: neither.
+    A local part of a version, as in 2.13.0+cpu, doesn't count."""
     for package, version in versions.items():
         try:
             installed = metadata.version(package)
         except metadata.PackageNotFoundError:
             installed = "absent"
-        if installed != version:
+        if installed.split("+")[0] != version:
             wanted = " ".join(f"{name}=={number}" for name, number in versions.items())
-            print(f"{package} is {installed}, not {version}: pip install {wanted}", file=sys.stderr)
-            raise SystemExit(2)
+            return f"{package} is {installed}, not {version}: pip install {wanted}"
+    return None
+
+
+def require_versions(versions: Mapping[str, str]) -> None:
+    """Exit with 2 and the line of pip if a package is absent or has another version."""
+    problem = find_other_version(versions)
+    if problem is not None:
+        print(problem, file=sys.stderr)
+        raise SystemExit(2)
 
 
 def train_seeds(words: Sequence[str], seeds: int, folder: Path) -> SeedRuns:

@@ -1,11 +1,12 @@
 """Other packages' methods on a table, each with its defaults: (train, test, task) -> predictions.
 
-Frames have the target as their last column. Columns of texts are categories.
+Frames have the target as their last column. Columns of texts are categories. A network that reads
+no gaps has the training rows' medians instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,14 @@ def fit_tabm(train: Any, test: Any, task: str) -> np.ndarray:
     model = kind(random_state=SEED, device="cpu", n_threads=1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
+
+VERSIONS: Mapping[str, Mapping[str, str]] = {
+    "LightGBM": {"lightgbm": "4.7.0"},
+    "CatBoost": {"catboost": "1.2.10"},
+    "RealMLP-TD": {"pytabkit": "1.8.0"},
+    "TabM-D": {"pytabkit": "1.8.0", "tabm": "0.0.3"},
+}
+"""Packages besides scikit-learn that a method needs, with the versions of the board."""
 
 METHODS: dict[str, Fit] = {
     "HistGradientBoosting": fit_hist_boosting,
