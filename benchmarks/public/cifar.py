@@ -11,7 +11,6 @@ machine (`benchmarks/airbench.py`).
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measure import add_save, heading, publish, table
-from benchmarks.public.figures import CACHE, Published, compute_p, format_p
+from benchmarks.public.figures import CACHE, Published, compute_p, format_p, read_run
 
 PUBLISHED = (
     Published("airbench94_muon, 2.6 s of an A100", 0.9401, "KellerJordan/cifar10-airbench"),
@@ -84,8 +83,7 @@ def train(seed: int, root: Path, folder: Path) -> tuple[float, float]:
         status = subprocess.run(command).returncode
         if status:
             raise SystemExit(status)
-    summary = json.loads((run_dir / "summary.json").read_text())
-    return float(summary["metrics"]["accuracy"]), float(summary["train_s"])
+    return read_run(run_dir)
 
 
 def main() -> None:

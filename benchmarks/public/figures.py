@@ -8,6 +8,7 @@ have the same test samples, whose choice isn't in it.
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -123,6 +124,12 @@ def train_seeds(words: Sequence[str], seeds: int, folder: Path) -> SeedRuns:
     if status:
         raise SystemExit(status)
     return read_seeds(folder / "sweep.csv")
+
+
+def read_run(run_dir: Path) -> tuple[float, float]:
+    """Return the accuracy of a run, and the seconds of its training."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return float(summary["metrics"]["accuracy"]), float(summary["time"]["train_s"])
 
 
 def read_seeds(file: Path) -> SeedRuns:

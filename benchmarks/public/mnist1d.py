@@ -15,7 +15,6 @@ seeds 1 to 20. The series are made by the authors' formula, equal to the package
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from benchmarks.public.figures import (
     compute_p,
     describe_published,
     format_p,
+    read_run,
     require_versions,
     train_seeds,
 )
@@ -75,8 +75,7 @@ def train_in_turn(count: int) -> tuple[SeedRuns, SeedRuns]:
             status = subprocess.run([sys.executable, "-m", "pipeline", *words]).returncode
             if status:
                 raise SystemExit(status)
-            summary = json.loads((run_dir / "summary.json").read_text())
-            ours.append((float(summary["metrics"]["accuracy"]), float(summary["train_s"])))
+            ours.append(read_run(run_dir))
             theirs.append(train_torch(seed))
     return _gather(ours), _gather(theirs)
 

@@ -19,6 +19,7 @@ from benchmarks.public.figures import (
     SeedRuns,
     compute_p,
     find_other_version,
+    read_run,
     read_seeds,
     require_versions,
 )
@@ -134,6 +135,13 @@ def test_row_of_a_set_has_the_mean_the_range_and_published_values(tmp_path: Path
     assert next(ucr.list_rows({"BasicMotions": runs}))[6:8] == ["", ""]
     authors = {row[0]: row[4] for row in mnist1d.list_rows(runs, None)}
     assert float(authors["human"]) < float(authors["MLP"])
+
+
+def test_run_has_its_accuracy_and_seconds() -> None:
+    run_dir = Path(__file__).parents[1] / "golden" / "runs" / "1.0.0rc1" / "table"
+    accuracy, seconds = read_run(run_dir)
+    assert 0 < accuracy <= 1
+    assert seconds > 0
 
 
 def test_job_that_is_not_done_is_refused(tmp_path: Path) -> None:
