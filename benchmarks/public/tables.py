@@ -321,9 +321,15 @@ def main() -> None:
         wanted_methods = {name: methods[name] for name in names}
         run_missing(sets, arguments.cache, wanted_methods, arguments.folds, arguments.limit)
     wanted = {entry.name for entry in sets}
-    rows = [row for row in read_rows(arguments.cache / "results.jsonl") if row["set"] in wanted]
+    rows = [
+        row
+        for row in read_rows(arguments.cache / "results.jsonl")
+        if row["set"] in wanted and row["fold"] < arguments.folds
+    ]
     names = [name for name in names if any(row["method"] == name for row in rows)]
     command = f"python -m benchmarks.public tables --part {arguments.part}"
+    command += "" if arguments.folds == FOLDS else f" --folds {arguments.folds}"
+    command += f" --methods '{arguments.methods}'" if arguments.methods else ""
     complete = find_complete(rows, names)
     count = len({name for name, _ in complete})
     parts = [
