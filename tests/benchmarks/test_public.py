@@ -138,7 +138,7 @@ def test_row_of_a_set_has_the_mean_the_range_and_published_values(tmp_path: Path
 
 
 def test_run_has_its_accuracy_and_seconds() -> None:
-    run_dir = Path(__file__).parents[1] / "golden" / "runs" / "1.0.0rc1" / "table"
+    run_dir = Path(__file__).parents[1] / "golden" / "runs" / "1.0.0rc1" / "folds"
     accuracy, seconds = read_run(run_dir)
     assert 0 < accuracy <= 1
     assert seconds > 0
