@@ -34,7 +34,7 @@ COMMAND_ROWS = [row for row in ROWS if row.command != "none"]
 
 
 def test_table_has_every_code_once() -> None:
-    assert len(CODES) == 173
+    assert len(CODES) == 174
     assert [row.code for row in ROWS] == CODES
 
 
