@@ -11,7 +11,6 @@ machine (`benchmarks/airbench.py`).
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measure import add_save, heading, publish, table
-from benchmarks.public.figures import CACHE, Published, compute_p, format_p
+from benchmarks.public.figures import CACHE, Published, compute_p, format_p, read_run
 
 PUBLISHED = (
     Published("airbench94_muon, 2.6 s of an A100", 0.9401, "KellerJordan/cifar10-airbench"),
@@ -33,6 +32,7 @@ RECORDED_TORCH = (0.6454, 0.7370, 0.7626, 0.8451, 0.8707, 0.8665, 0.9014, 0.9193
 RECORDED_TORCH_S = 3060
 RECORDED_EPOCHS = (0.5397, 0.6421, 0.7876, 0.8043, 0.8736, 0.8931, 0.9162, 0.9287)
 """Accuracy of the image alone after each of eight epochs, an earlier form of the recipe."""
+WHITENING = Path(__file__).parents[2] / "examples" / "whitening.py"
 HEADER = [
     "",
     "accuracy",
@@ -76,15 +76,14 @@ def train(seed: int, root: Path, folder: Path) -> tuple[float, float]:
     words += ["checkpoint.partial=true", f"dataset.root={root}", f"seed={seed}"]
     run_dir = folder / time.strftime(f"seed_{seed}_%Y-%m-%d_%H-%M-%S")
     commands = (
-        [sys.executable, "examples/whitening.py", str(whitening), recipe, f"dataset.root={root}"],
+        [sys.executable, str(WHITENING), str(whitening), recipe, f"dataset.root={root}"],
         [sys.executable, "-m", "pipeline", *words, f"hydra.run.dir={run_dir}"],
     )
     for command in commands:
         status = subprocess.run(command).returncode
         if status:
             raise SystemExit(status)
-    summary = json.loads((run_dir / "summary.json").read_text())
-    return float(summary["metrics"]["accuracy"]), float(summary["train_s"])
+    return read_run(run_dir)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ have the same test samples, whose choice isn't in it.
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -92,17 +93,26 @@ def describe_published(figure: Published) -> str:
     return value if figure.deviation is None else f"{value} ± {figure.deviation:.3f}"
 
 
-def require_versions(versions: Mapping[str, str]) -> None:
-    """Exit with 2 and the line of pip if a package is absent or has another version."""
+def find_other_version(versions: Mapping[str, str]) -> str | None:
+    """Return which package is absent or has another version, with the line of pip; None: neither.
+    A local part of a version, as in 2.13.0+cpu, doesn't count."""
     for package, version in versions.items():
         try:
             installed = metadata.version(package)
         except metadata.PackageNotFoundError:
             installed = "absent"
-        if installed != version:
+        if installed.split("+")[0] != version:
             wanted = " ".join(f"{name}=={number}" for name, number in versions.items())
-            print(f"{package} is {installed}, not {version}: pip install {wanted}", file=sys.stderr)
-            raise SystemExit(2)
+            return f"{package} is {installed}, not {version}: pip install {wanted}"
+    return None
+
+
+def require_versions(versions: Mapping[str, str]) -> None:
+    """Exit with 2 and the line of pip if a package is absent or has another version."""
+    problem = find_other_version(versions)
+    if problem is not None:
+        print(problem, file=sys.stderr)
+        raise SystemExit(2)
 
 
 def train_seeds(words: Sequence[str], seeds: int, folder: Path) -> SeedRuns:
@@ -114,6 +124,12 @@ def train_seeds(words: Sequence[str], seeds: int, folder: Path) -> SeedRuns:
     if status:
         raise SystemExit(status)
     return read_seeds(folder / "sweep.csv")
+
+
+def read_run(run_dir: Path) -> tuple[float, float]:
+    """Return the accuracy of a run, and the seconds of its training."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return float(summary["metrics"]["accuracy"]), float(summary["time"]["train_s"])
 
 
 def read_seeds(file: Path) -> SeedRuns:

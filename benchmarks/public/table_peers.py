@@ -1,11 +1,12 @@
 """Other packages' methods on a table, each with its defaults: (train, test, task) -> predictions.
 
-Frames have the target as their last column. Columns of texts are categories.
+Frames have the target as their last column. Columns of texts are categories. A network that reads
+no gaps has the training rows' medians instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,14 @@ def _with_categories(train: Any, test: Any) -> tuple[Any, Any]:
         inputs[name] = inputs[name].astype(str).where(inputs[name].notna()).astype(kind)
         others[name] = others[name].astype(str).where(others[name].notna()).astype(kind)
     return inputs, others
+
+
+def _without_gaps(train: Any, test: Any) -> tuple[Any, Any]:
+    """Return both inputs with categories, and the training rows' medians for missing numbers, which
+    pytabkit's networks refuse."""
+    inputs, others = _with_categories(train, test)
+    medians = inputs.select_dtypes("number").median()
+    return inputs.fillna(medians), others.fillna(medians)
 
 
 def _encode(train: Any, scale: bool) -> Any:
@@ -122,7 +131,7 @@ def fit_realmlp(train: Any, test: Any, task: str) -> np.ndarray:
     from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
 
     kind = RealMLP_TD_Classifier if task == "classification" else RealMLP_TD_Regressor
-    inputs, others = _with_categories(train, test)
+    inputs, others = _without_gaps(train, test)
     model = kind(random_state=SEED, device="cpu", n_threads=1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
@@ -132,10 +141,18 @@ def fit_tabm(train: Any, test: Any, task: str) -> np.ndarray:
     from pytabkit import TabM_D_Classifier, TabM_D_Regressor
 
     kind = TabM_D_Classifier if task == "classification" else TabM_D_Regressor
-    inputs, others = _with_categories(train, test)
+    inputs, others = _without_gaps(train, test)
     model = kind(random_state=SEED, device="cpu", n_threads=1)
     return model.fit(inputs, _split(train)[1]).predict(others)
 
+
+VERSIONS: Mapping[str, Mapping[str, str]] = {
+    "LightGBM": {"lightgbm": "4.7.0"},
+    "CatBoost": {"catboost": "1.2.10"},
+    "RealMLP-TD": {"pytabkit": "1.8.0"},
+    "TabM-D": {"pytabkit": "1.8.0", "tabm": "0.0.3"},
+}
+"""Packages besides scikit-learn that a method needs, with the versions of the board."""
 
 METHODS: dict[str, Fit] = {
     "HistGradientBoosting": fit_hist_boosting,

