@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,15 +22,19 @@ from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
 from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec, ModelSpec, walk_layers
 from pipeline.models.layers.standard import (
     Activation,
+    BatchNorm,
     Dense,
     Dropout,
     Flatten,
-    GlobalAvgPool,
+    GroupNorm,
+    Residual,
     name_scopes,
 )
+from pipeline.models.layers.tokens import Conv1d, Lookup, Pool1d, Recurrent, SelfAttention
 from pipeline.models.modules.network import Network
 from pipeline.stages.data import choose_inputs
 from pipeline.stages.key_errors import prefixing_problems
@@ -37,6 +42,10 @@ from pipeline.stages.sample_sizes import add_padding_mask, fit_specs_to_bucket
 from pipeline.training.update import shape_inputs
 
 COLLECTIONS = ("params", "batch_stats")
+_FEATURES_LAST = (Dense, Lookup, Recurrent, SelfAttention)
+"""Layers of tokens that return (batch, tokens, features) in other frameworks too."""
+_KEEPS_AXES = (Activation, BatchNorm, Conv1d, Dropout, GroupNorm, Pool1d)
+"""Layers of tokens: convolutions, and layers whose values have the order of the layer before."""
 _NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")
 
 
@@ -51,8 +60,8 @@ class NetworkArrays:
     """The name of the model component, such as `resnet` for all ResNets."""
     shapes: Mapping[str, tuple[int, ...]]
     flattened: Mapping[str, int]
-    """Channels of the flattened images that a dense layer reads, by the name of the layer.
-    Frameworks with channels first order the inputs of such a layer differently."""
+    """Channels of the flattened images, volumes or tokens that a dense layer reads, by the name of
+    the layer. Frameworks with channels first order the inputs of such a layer differently."""
     unconverted: str = ""
     """Why `flattened` is unknown, so that only this package's layout can be loaded; "" if known."""
     channels_last: bool = False
@@ -98,16 +107,16 @@ def trace_model_arrays(model: ModelSpec, classes: int, inputs: NetworkInputs) ->
 
 
 def _find_flattened_channels(model: ModelSpec, classes: int, inputs: Any) -> dict[str, int]:
-    """Return the channels of flattened images by dense layer. Raises ValueError if unknown."""
+    """Return the channels that are flattened, by dense layer. Raises ValueError if unknown."""
     if not isinstance(model, LayeredModelSpec):
         return {}
     layers = model.layers_for(classes)
     channels_by_layer = {}
     for position, layer in enumerate(layers):
         if isinstance(layer, Flatten):
-            channels, pixels = _measure_image(model, layers[:position], inputs)
-            # With one channel or one pixel, all frameworks have the same order.
-            if channels > 1 and pixels > 1:
+            channels, positions = _measure_flattened(model, layers[:position], inputs)
+            # With one channel or one position, all frameworks have the same order.
+            if channels > 1 and positions > 1:
                 channels_by_layer[_find_reader(layers, position)] = channels
         elif _holds_flatten(layer):
             raise ValueError(
@@ -117,19 +126,48 @@ def _find_flattened_channels(model: ModelSpec, classes: int, inputs: Any) -> dic
     return channels_by_layer
 
 
-def _measure_image(model: ModelSpec, layers: tuple[LayerSpec, ...], inputs: Any) -> tuple[int, int]:
-    """Return the numbers of channels and pixels in the output of layers; (1, 1) if no image."""
+def _measure_flattened(
+    model: ModelSpec, layers: Sequence[LayerSpec], inputs: Any
+) -> tuple[int, int]:
+    """Return the numbers of channels and positions in what a flatten after `layers` reads; (1, 1)
+    if other frameworks have channels last too. Raises ValueError if that is unknown."""
+    network: Any = Network(tuple(layers), initializers=model.init, dtype="float32")
+    init = partial(network.init_with_output, train=False)
+    _, *positions, channels = jax.eval_shape(init, jax.random.key(0), inputs)[0].shape
+    if len(positions) > 1 or (positions and _puts_channels_first(layers)):
+        return channels, math.prod(positions)
+    return 1, 1
 
-    def count_features(layer: LayerSpec) -> int:
-        network: Any = Network((*layers, layer), initializers=model.init, dtype="float32")
-        init = partial(network.init_with_output, train=False)
-        return jax.eval_shape(init, jax.random.key(0), inputs)[0].shape[-1]
 
-    try:
-        channels = count_features(GlobalAvgPool())
-    except ValueError:
-        return 1, 1
-    return channels, count_features(Flatten()) // channels
+def _puts_channels_first(layers: Sequence[LayerSpec]) -> bool:
+    """Return whether the tokens that `layers` return are (batch, channels, tokens) in PyTorch and
+    MindSpore: a convolution has made them, and no dense layer or attention since.
+
+    Raises ValueError if a layer after the convolution reads either order.
+    """
+    unsure = None
+    for layer in reversed(list(_list_steps(layers))):
+        if isinstance(layer, _FEATURES_LAST):
+            return False
+        if not isinstance(layer, _KEEPS_AXES):
+            unsure = layer
+        if any(isinstance(inner, Conv1d) for inner in walk_layers((layer,))):
+            if unsure is not None:
+                raise ValueError(
+                    f"{unsure.name} is before a flatten of tokens; the order of values in other "
+                    "frameworks is known only after conv1d, pools, activations and batch_norm"
+                )
+            return True
+    return False
+
+
+def _list_steps(layers: Sequence[LayerSpec]) -> Iterator[LayerSpec]:
+    """Yield the layers in order, in place of sequences and residual blocks their layers."""
+    for layer in layers:
+        if isinstance(layer, standard.Sequence | Residual):
+            yield from _list_steps(layer.body)
+        else:
+            yield layer
 
 
 def _find_reader(layers: tuple[LayerSpec, ...], index: int) -> str:
@@ -193,7 +231,8 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
         transposed convolution  (in, out, height, width) -> (height, width, in, out), rotated by
                                 180; with groups, out and in are a group's
         dense layer, LSTM, GRU  (out, in) -> (in, out)
-        flattened images        channel by channel -> pixel by pixel
+        flattened images        channel by channel -> pixel by pixel; volumes, and tokens of a
+                                convolution, likewise
 
     The frameworks' transposed convolution has the kernel of the convolution that is transposed.
     This package's kernel slides over the image with zeros between its pixels. Arrays of an unknown
