@@ -36,6 +36,7 @@ from pipeline.models.layers.standard import (
 )
 from pipeline.models.layers.tokens import Conv1d, Lookup, Pool1d, Recurrent, SelfAttention
 from pipeline.models.modules.network import Network
+from pipeline.models.weights.rules.syntax import Framework
 from pipeline.stages.data import choose_inputs
 from pipeline.stages.key_errors import prefixing_problems
 from pipeline.stages.sample_sizes import add_padding_mask, fit_specs_to_bucket
@@ -64,8 +65,6 @@ class NetworkArrays:
     the layer. Frameworks with channels first order the inputs of such a layer differently."""
     unconverted: str = ""
     """Why `flattened` is unknown, so that only this package's layout can be loaded; "" if known."""
-    channels_last: bool = False
-    """Whether the weights to load are TensorFlow's: output features and channels are last."""
     inputs: str = ""
     """Names and shapes of what the network reads, after the map ops; "" if unknown."""
 
@@ -221,10 +220,12 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     return trace_model_arrays(model, classes, choose_inputs(recipe, columns, default))
 
 
-def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
-    """Convert an array of PyTorch or MindSpore to the layout of the network's array `target`.
+def convert_layout(
+    array: np.ndarray, target: str, network: NetworkArrays, framework: Framework = "torch"
+) -> np.ndarray:
+    """Convert an array of a framework to the layout of the network's array `target`.
 
-    Layouts, of the frameworks -> of this package:
+    Layouts, of PyTorch and MindSpore -> of this package:
 
         convolution             (out, in, height, width) -> (height, width, in, out), in 1-D and 3-D
                                 likewise; MindSpore's in 1-D have a height of 1
@@ -235,12 +236,14 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
                                 convolution, likewise
 
     The frameworks' transposed convolution has the kernel of the convolution that is transposed.
-    This package's kernel slides over the image with zeros between its pixels. Arrays of an unknown
-    layout are returned unchanged; the caller checks the shape.
+    This package's kernel slides over the image with zeros between its pixels. TensorFlow's kernels
+    have their output features last, and its flattened images are pixel by pixel. Arrays of an
+    unknown layout are returned unchanged; the caller checks the shape.
     """
+    is_tensorflow = framework == "tensorflow"
     ndim = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
-    if network.channels_last and leaf == "kernel":
+    if is_tensorflow and leaf == "kernel":
         array = _to_output_first(array, network.shapes[target])
     if not leaf.endswith("kernel"):
         while array.ndim > ndim and array.shape[0] == 1:
@@ -258,7 +261,7 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
         return array.transpose(*range(2, ndim), 1, 0)
     if array.ndim != 2:
         return array
-    channels = None if network.channels_last else network.flattened.get(path)
+    channels = None if is_tensorflow else network.flattened.get(path)
     if channels is not None and array.shape[1] % channels == 0:
         outputs, inputs = array.shape
         by_channel = array.reshape(outputs, channels, inputs // channels)
