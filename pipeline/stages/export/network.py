@@ -244,6 +244,9 @@ def convert_layout(
     ndim = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
     if is_tensorflow and leaf == "kernel":
+        if array.ndim == 4 and ndim == 2:
+            # A convolution over a whole image is a dense layer, which reads pixel by pixel too.
+            return array.reshape(-1, array.shape[-1])
         array = _to_output_first(array, network.shapes[target])
     if not leaf.endswith("kernel"):
         while array.ndim > ndim and array.shape[0] == 1:
@@ -275,7 +278,7 @@ def _to_output_first(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     `shape` is the network's kernel shape. A depthwise kernel of TensorFlow is (height, width, in,
     multiplier).
     """
-    if array.ndim == 4 and len(shape) == 4 and array.shape[2] > shape[2] == 1:
+    if array.ndim == len(shape) == 4 and shape[2] == 1 and array.shape[2] > 1:
         array = array.reshape((*array.shape[:2], 1, -1))
     return array if array.ndim < 2 else array.transpose(-1, -2, *range(array.ndim - 2))
 

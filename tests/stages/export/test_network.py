@@ -84,3 +84,13 @@ def test_dense_layer_after_features_of_tokens_reads_token_by_token(layers: Seque
 def test_unknown_order_of_tokens_is_not_converted(after: Sequence[Any]) -> None:
     problem = trace_before_flatten(after, (5, 6)).unconverted
     assert re.match(r"(layer_norm|branches) is before a flatten of tokens; the order of", problem)
+
+
+def test_tensorflow_convolution_over_a_whole_image_is_a_dense_layer() -> None:
+    theirs, values = random(2, 3, 6, 4), random(2, 3, 6, seed=1)
+    name = "params/dense_0/kernel"
+    found = convert_layout(
+        theirs, name, NetworkArrays("vgg", {name: (36, 4)}, {"dense_0": 6}), "tensorflow"
+    )
+    expected = np.einsum("hwc,hwco->o", values, theirs)
+    np.testing.assert_allclose(values.reshape(-1) @ found, expected, rtol=1e-4, atol=1e-5)
