@@ -17,6 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.columns import Targets
 from pipeline.data.dataset_spec import MapOp
+from pipeline.data.host_ops import compute_host_specs
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
@@ -208,6 +209,8 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
         columns = raw.eval.specs()
         default = raw.inputs
         model = model.fit_to_table(find_table_layout(encode))
+    with prefixing_problems("dataset.eval."):
+        columns = compute_host_specs(dataset.eval.host_ops, columns)
     buckets = sort_buckets(dataset.buckets or ())
     if buckets:
         columns = fit_specs_to_bucket(buckets[-1], columns, default[0])
