@@ -40,7 +40,12 @@ from pipeline.models.weights.files.weight_files import is_weight_file, read_weig
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from pipeline.stages.key_errors import blaming_key
-from pipeline.stages.record.trained_run import list_changes_of_meaning, restore_weights
+from pipeline.stages.record.trained_run import (
+    is_incomplete,
+    list_changes_of_meaning,
+    read_trained_run,
+    restore_weights,
+)
 from pipeline.stages.step_features import FeatureInputs, make_step_features
 from pipeline.training.features.freezing import FreezePhase, optimize_by_phase
 from pipeline.training.state import TrainState, list_paths, require_trainable, split_params
@@ -122,13 +127,17 @@ def choose_weight_file(names: Sequence[str]) -> str:
 def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:
     """Return the arrays of a weight file or a checkpoint, and the step; it is None for a file.
 
-    Raises DataError if they can't be read.
+    A checkpoint that has adapters alone is completed by their base. Raises DataError if they can't
+    be read.
     """
     if is_weight_file(source) or source.is_file():
         return read_weights(source), None
     if not source.exists():
         raise DataError(f"{source}: there is no such file or run directory")
     saved = read_saved(source, warn)
+    if is_incomplete(saved):
+        run = read_trained_run(source)
+        return run.arrays, run.step
     return saved.select_weights(), saved.step
 
 

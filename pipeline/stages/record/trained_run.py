@@ -29,6 +29,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import Difference
 from pipeline.core.host.cuda import find_plugin
 from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_flags
+from pipeline.core.registry import list_components
 from pipeline.data.audio import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec, Distribution, Targets, Task
 from pipeline.data.series.scale_series import ScaleSeries
@@ -207,6 +208,13 @@ def read_trained_run(folder: Path) -> TrainedRun:
             module, _, name = feature.completes.partition(":")
             run = getattr(import_module(module), name)(run)
     return run
+
+
+def is_incomplete(saved: Checkpoint) -> bool:
+    """Return whether a checkpoint lacks weights, which `read_trained_run` completes."""
+    features: Mapping[str, Any] = list_components("feature")
+    names = {path.split("/")[0] for path in saved.select_part("features")}
+    return any(features[name].completes is not None for name in names & features.keys())
 
 
 def read_temperature(summary: Path) -> float:

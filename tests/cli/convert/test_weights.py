@@ -12,6 +12,7 @@ from pipeline.api import ColumnSpec, HostOp, component
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
+from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
 from tests.command_line import convert
 from tests.stages.export.test_matching import lenet
@@ -266,3 +267,15 @@ def test_weights_of_a_run_with_host_ops_are_converted(tiny: Compose, tmp_path: P
     assert "params/dense_0/kernel" in written
     for name, array in written.items():
         np.testing.assert_array_equal(array, saved[name])
+
+
+@pytest.mark.slow
+@pytest.mark.mlp
+def test_weights_of_a_run_with_adapters_are_their_sum(tiny: Compose, tmp_path: Path) -> None:
+    run(tiny("train.features=[{name: lora, rank: 2}]"), tmp_path / "run")
+    assert convert(["weights", str(tmp_path / "run"), str(tmp_path / "ours.npz")]) == 0
+    merged = read_trained_run(tmp_path / "run").arrays
+    written = read_weights(tmp_path / "ours.npz")
+    assert {*written} == {*merged}
+    for name, array in written.items():
+        np.testing.assert_array_equal(array, merged[name])
