@@ -104,7 +104,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
             warn(f"{saved.folder}: trained by another recipe: {join_problems(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
-    model = recipe.model.fit_to_table(find_table_layout(dataset.eval_ops))
+    model = recipe.model.fit(find_table_layout(dataset.eval_ops), dataset.targets)
     network = trace_model_arrays(model, len(dataset.classes), dataset.inputs)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)

@@ -196,7 +196,6 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     """
     dataset = recipe.dataset
     facts = dataset.facts()
-    model = recipe.model
     encode: tuple[MapOp, ...] = ()
     if facts is not None:
         columns = facts.specs()
@@ -205,22 +204,23 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     else:
         raw = dataset.load(cache_root(recipe.cache))
         targets = raw.targets
-        encode = make_encoding_ops(raw.table, model.table_input, raw.scale)
+        encode = make_encoding_ops(raw.table, recipe.model.table_input, raw.scale)
         columns = raw.eval.specs()
         default = raw.inputs
-        model = model.fit_to_table(find_table_layout(encode))
     with prefixing_problems("dataset.eval."):
         columns = compute_host_specs(dataset.eval.host_ops, columns)
     buckets = sort_buckets(dataset.buckets or ())
     if buckets:
         columns = fit_specs_to_bucket(buckets[-1], columns, default[0])
     columns = compute_column_specs(encode, columns)
-    classes = len(replace_targets(dataset.eval.ops, targets))
+    targets = replace_targets(dataset.eval.ops, targets)
+    with prefixing_problems(f"model {recipe.model.name}: "):
+        model = recipe.model.fit(find_table_layout(encode), targets)
     with prefixing_problems("dataset.eval."):
         columns = compute_column_specs(dataset.eval.ops, columns)
     if dataset.padding_mask:
         columns = add_padding_mask(columns, default[0], buckets[-1])
-    return trace_model_arrays(model, classes, choose_inputs(recipe, columns, default))
+    return trace_model_arrays(model, len(targets), choose_inputs(recipe, columns, default))
 
 
 def convert_layout(
