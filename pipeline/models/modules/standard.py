@@ -173,13 +173,30 @@ def _compute_global_avg_pool(
         return mean if context.layout == "nhwc" else mean.T
 
 
-@computes(standard.AdaptivePool)
-def _compute_adaptive_pool(layer: standard.AdaptivePool, x: Array, context: LayerContext) -> Array:
+@computes(standard.AdaptiveAvgPool)
+def _compute_adaptive_avg_pool(
+    layer: standard.AdaptiveAvgPool, x: Array, context: LayerContext
+) -> Array:
+    return _reduce_windows(average_windows, layer, x, context)
+
+
+@computes(standard.AdaptiveMaxPool)
+def _compute_adaptive_max_pool(
+    layer: standard.AdaptiveMaxPool, x: Array, context: LayerContext
+) -> Array:
+    return _reduce_windows(max_windows, layer, x, context)
+
+
+def _reduce_windows(
+    reduce: Callable[[Array, int, int], Array],
+    layer: standard.AdaptivePool,
+    x: Array,
+    context: LayerContext,
+) -> Array:
     require_images(x, context)
-    is_max = isinstance(layer, standard.AdaptiveMaxPool)
     with jax.named_scope(context.name):
         for axis, count in zip((1, 2), pair(layer.size), strict=True):
-            x = max_windows(x, axis, count) if is_max else average_windows(x, axis, count)
+            x = reduce(x, axis, count)
         return x
 
 
