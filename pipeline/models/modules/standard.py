@@ -138,6 +138,8 @@ def _compute_dropout(layer: standard.Dropout, x: Array, context: LayerContext) -
 
 @computes(standard.Activation)
 def _compute_activation(layer: standard.Activation, x: Array, context: LayerContext) -> Array:
+    if layer.name not in ACTIVATIONS:
+        return layer.compute(x, context)  # Raises, since the class has no such method.
     with jax.named_scope(context.name):
         return activate(layer.name, x)
 
