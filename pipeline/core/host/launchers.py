@@ -36,9 +36,10 @@ class RankPlace:
     size: int
     address: str
     """Host and port of the first process."""
+    launcher: str
+    """The launcher's name, for messages."""
     local_rank: int | None = None
     """Number of the process on its machine; None if the launcher doesn't set it."""
-    launcher: str = "torchrun"
 
     @property
     def host(self) -> str:
@@ -139,7 +140,7 @@ class Launcher:
         local_rank = None
         if self.local_rank in environment:
             local_rank = _read_number(environment, self.local_rank)
-        return RankPlace(rank, size, address, local_rank, self.title)
+        return RankPlace(rank, size, address, self.title, local_rank)
 
 
 def _read_number(environment: Environment, name: str) -> int:
@@ -358,7 +359,7 @@ def _find_ray_worker() -> RankPlace | None:
         probe.bind(("", 0))
         address = _join_address(get_node_ip_address(), probe.getsockname()[1])
     rank = context.get_world_rank()
-    return RankPlace(rank, size, broadcast_from_rank_zero(address), context.get_local_rank(), "Ray")
+    return RankPlace(rank, size, broadcast_from_rank_zero(address), "Ray", context.get_local_rank())
 
 
 def _require_size(environment: Environment) -> None:

@@ -49,10 +49,10 @@ SKYPILOT = {
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        (TORCHRUN, RankPlace(1, 4, "node7:29500", 0, "torchrun")),
-        (KUBEFLOW, RankPlace(2, 4, "job-node-0-0.job:29500", None, "Kubeflow or Kubernetes")),
-        (SKYPILOT, RankPlace(1, 2, "10.0.0.4:29500", None, "SkyPilot")),
-        (SLURM, RankPlace(3, 8, f"node01:{61_440 + 1234}", 1, "Slurm")),
+        (TORCHRUN, RankPlace(1, 4, "node7:29500", "torchrun", 0)),
+        (KUBEFLOW, RankPlace(2, 4, "job-node-0-0.job:29500", "Kubeflow or Kubernetes", None)),
+        (SKYPILOT, RankPlace(1, 2, "10.0.0.4:29500", "SkyPilot", None)),
+        (SLURM, RankPlace(3, 8, f"node01:{61_440 + 1234}", "Slurm", 1)),
     ],
     ids=["torchrun", "kubeflow", "skypilot", "slurm"],
 )
@@ -67,7 +67,7 @@ def test_place_is_read_for_mindspore() -> None:
     variables = {**TORCHRUN, "RANK_ID": "1", "RANK_SIZE": "4", "DEVICE_ID": "5"}
     del variables["RANK"], variables["WORLD_SIZE"]
     place = find_place("env", variables)
-    assert place == RankPlace(1, 4, "node7:29500", 5, "MindSpore's launcher")
+    assert place == RankPlace(1, 4, "node7:29500", "MindSpore's launcher", 5)
 
 
 def test_rank_is_read_from_the_job_index() -> None:
@@ -198,18 +198,18 @@ def test_invalid_variables_are_refused(
     ],
 )
 def test_start_timeout_depends_on_single_machine(host: str, is_local: bool) -> None:
-    place = RankPlace(0, 2, f"{host}:80")
+    place = RankPlace(0, 2, f"{host}:80", "torchrun")
     assert (place.is_on_one_machine, place.start_s) == (is_local, 60.0 if is_local else 1_800.0)
 
 
 def test_local_devices_are_assigned_to_a_process() -> None:
-    place = RankPlace(1, 2, "a:1", 1)
+    place = RankPlace(1, 2, "a:1", "torchrun", 1)
     assert place.find_local_devices({}, 1) == [1]
     assert place.find_local_devices({}, 8) == [4, 5, 6, 7]
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4,5"}, 2) == [1]
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4"}, 2) is None
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8) is None
-    assert RankPlace(1, 2, "a:1").find_local_devices({}, 1) is None
+    assert RankPlace(1, 2, "a:1", "torchrun").find_local_devices({}, 1) is None
 
 
 def test_one_process_is_required() -> None:
@@ -229,7 +229,7 @@ def test_ray_train_worker_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.train.collective", answers)
     node = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.3")
     monkeypatch.setitem(sys.modules, "ray.util", node)
-    assert find_place("auto", {}) == RankPlace(2, 3, "10.0.0.1:7000", 0, "Ray")
+    assert find_place("auto", {}) == RankPlace(2, 3, "10.0.0.1:7000", "Ray", 0)
     context.get_world_size = lambda: 1
     assert find_place("auto", {}) is None
 

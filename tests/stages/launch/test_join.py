@@ -94,7 +94,7 @@ def test_unreachable_first_process_is_reported() -> None:
         "meeting.meet = lambda *_: None\n"
         "join.CONNECT_S = 1\n"
         "recipe = load_recipe('lenet5_digits', ['parallel.mode=data'])\n"
-        "join._connect(RankPlace(1, 2, sys.argv[1]), recipe.launch, None)\n"
+        "join._connect(RankPlace(1, 2, sys.argv[1], 'torchrun'), recipe.launch, None)\n"
     )
     address = f"127.0.0.1:{find_open_port()}"
     command = [sys.executable, "-c", script, address]
