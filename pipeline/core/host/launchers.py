@@ -75,7 +75,11 @@ class RankPlace:
         count = max(num_devices // self.size, 1)
         numbers = list(range(self.local_rank * count, (self.local_rank + 1) * count))
         visible = environment.get("CUDA_VISIBLE_DEVICES")
-        return numbers if visible is None or numbers[-1] < len(visible.split(",")) else None
+        if visible is None:
+            return numbers
+        # An empty text hides all GPUs.
+        num_visible = len(visible.split(",")) if visible else 0
+        return numbers if numbers[-1] < num_visible else None
 
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size}"

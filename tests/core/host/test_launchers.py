@@ -209,6 +209,9 @@ def test_local_devices_are_assigned_to_a_process() -> None:
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4,5"}, 2) == [1]
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4"}, 2) is None
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8) is None
+    first = RankPlace(0, 2, "a:1", "torchrun", 0)
+    assert first.find_local_devices({"CUDA_VISIBLE_DEVICES": "0"}, 2) == [0]
+    assert first.find_local_devices({"CUDA_VISIBLE_DEVICES": ""}, 2) is None
     assert RankPlace(1, 2, "a:1", "torchrun").find_local_devices({}, 1) is None
 
 
