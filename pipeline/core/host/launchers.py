@@ -120,7 +120,10 @@ class Launcher:
         if missing == [rank_name] and environment[self.size] == "1":
             return 0, 1
         if missing:
-            raise RecipeError(f"launch = {self.name}: {' and '.join(missing)} not set")
+            # The variable that was found, which the recipe doesn't have, shows the launcher.
+            seen = next((name for name in self.variables if name in environment), None)
+            setting = f"launch = {self.name}" if seen is None else f"{seen} = {environment[seen]}"
+            raise RecipeError(f"{setting}: {' and '.join(missing)} not set")
         rank = _read_number(environment, rank_name)
         size = _read_number(environment, self.size)
         if size < 1:
@@ -287,7 +290,9 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
     named = [launcher for launcher in LAUNCHERS if launch in ("auto", launcher.name)]
     started = [launcher for launcher in named if launcher.has_started(environment)]
     if not started and launch != "auto":
-        started = named[:1]  # Reading it raises with its missing variables.
+        # Reading it raises with its missing variables.
+        begun = [each for each in named if any(name in environment for name in each.variables)]
+        started = (begun or named)[:1]
     launchers = [launcher for launcher in started if launcher.read_rank(environment)[1] > 1]
     if not launchers:
         _require_size(environment)

@@ -168,6 +168,9 @@ def test_ipv6_address_is_bracketed(host: str) -> None:
     [
         ("slurm", {}, "SLURM_PROCID and SLURM_NTASKS and SLURM_JOB_ID"),
         ("env", {}, "launch = env: RANK and WORLD_SIZE not set"),
+        ("auto", {"WORLD_SIZE": "2"}, "WORLD_SIZE = 2: RANK not set"),
+        ("env", {"RANK": "1"}, "RANK = 1: WORLD_SIZE not set"),
+        ("env", {"RANK_ID": "1"}, "RANK_ID = 1: RANK_SIZE not set"),
         ("auto", {**TORCHRUN, "RANK": "4"}, "RANK = 4: must be from 0 to 3"),
         ("auto", {**TORCHRUN, "RANK": "-1"}, "RANK = -1: must be from 0 to 3"),
         ("auto", {**TORCHRUN, "RANK": "one"}, "RANK = one: must be a whole number"),
