@@ -7,7 +7,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
@@ -314,7 +315,25 @@ def get_group_size() -> int:
     return _read_group()[1]
 
 
+_groups: list[tuple[int, int]] = []
+"""Rank and number of processes of each run that is open in this process, the newest last. Threads
+that read samples ask too, so this isn't a context variable."""
+
+
+@contextmanager
+def record_group(rank: int, size: int) -> Iterator[None]:
+    """Let `get_rank` and `get_group_size` return a run's in the body, whatever a launcher has set:
+    a run with launch=none has one process."""
+    _groups.append((rank, size))
+    try:
+        yield
+    finally:
+        _groups.remove((rank, size))
+
+
 def _read_group() -> tuple[int, int]:
+    if _groups:
+        return _groups[-1]
     if "jax" in sys.modules:
         from pipeline.core.host.jax_private import read_joined_process
 

@@ -10,7 +10,13 @@ import pytest
 
 from pipeline import api
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.core.host.launchers import LAUNCHERS, RankPlace, find_place, require_one_process
+from pipeline.core.host.launchers import (
+    LAUNCHERS,
+    RankPlace,
+    find_place,
+    record_group,
+    require_one_process,
+)
 from tests.stages.launch.engines import ENGINES
 
 TORCHRUN = {
@@ -246,6 +252,17 @@ def test_ray_train_import_without_training_has_no_place(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=refuse))
     assert find_place("auto", {}) is None
+
+
+def test_rank_is_of_the_open_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with record_group(0, 1):
+        assert (api.get_rank(), api.get_group_size()) == (0, 1)
+        with record_group(2, 3):
+            assert (api.get_rank(), api.get_group_size()) == (2, 3)
+        assert (api.get_rank(), api.get_group_size()) == (0, 1)
+    assert (api.get_rank(), api.get_group_size()) == (1, 4)
 
 
 def test_rank_and_group_size_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
