@@ -157,13 +157,15 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
 def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
     """Read a checkpoint, or the newest sound checkpoint of a run.
 
-    `folder` is a checkpoint, a run directory or its folder `checkpoints`. Warns of newer
-    checkpoints, which are damaged. Raises DataError without a sound checkpoint, and RunError as in
-    `make_read_error`.
+    `folder` is a checkpoint, a run directory or its folder `checkpoints`, or a link to one of them.
+    Warns of newer checkpoints, which are damaged. Raises DataError without a sound checkpoint, and
+    RunError as in `make_read_error`.
     """
     try:
-        if parse_checkpoint_step(folder) in list_saved_steps(folder.parent):
-            return read_checkpoint(folder)
+        # The path may be `.` or a link, whose last part isn't the step.
+        for path in (folder, Path(os.path.realpath(folder))):
+            if parse_checkpoint_step(path) in list_saved_steps(path.parent):
+                return read_checkpoint(path)
         for root in (folder / FOLDER, folder):
             if list_saved_steps(root):
                 return _read_newest(root, warn)

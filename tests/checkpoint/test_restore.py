@@ -124,6 +124,16 @@ def test_message_has_the_reason(name: str, content: bytes | None, message: str, 
         read_saved(make_checkpoint_path(copy / "checkpoints", 3))
 
 
+def test_checkpoint_is_read_from_inside_and_by_a_link(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_checkpoint_path(copy / "checkpoints", 2)
+    (copy / "latest").symlink_to(checkpoint)
+    assert read_saved(copy / "latest").step == 2
+    monkeypatch.chdir(checkpoint)
+    assert read_saved(Path()).step == 2
+
+
 def test_link_is_refused(copy: Path) -> None:
     """It could name any file of this machine."""
     file = make_checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata"
