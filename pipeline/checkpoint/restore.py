@@ -36,6 +36,7 @@ from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
     LOST,
+    MANIFEST,
     META,
     RECIPE,
     STATE,
@@ -171,7 +172,11 @@ def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
                 return _read_newest(root, warn)
     except OSError as error:
         raise make_read_error(Path(error.filename or folder), error) from error
-    raise DataError(
+    raise _make_absence_error(folder)
+
+
+def _make_absence_error(folder: Path) -> DataError:
+    return DataError(
         f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
         "checkpoint in there"
     )
@@ -184,7 +189,13 @@ def read_weights_alone(folder: Path) -> dict[str, np.ndarray]:
     Raises DataError if there is none or it is damaged, RunError as in `make_read_error`.
     """
     root = folder / FOLDER if (folder / FOLDER).is_dir() else folder
-    steps = list_saved_steps(root)
+    try:
+        steps = list_saved_steps(root)
+    except OSError as error:
+        raise make_read_error(Path(error.filename or root), error) from error
+    is_checkpoint = (folder / MANIFEST).exists() or parse_checkpoint_step(folder) is not None
+    if not steps and not is_checkpoint:
+        raise _make_absence_error(folder)
     newest = make_checkpoint_path(root, steps[-1]) if steps else folder
     verify_files(newest)
     return Checkpoint(newest, read_arrays(newest / STATE), HostState(), {}).select_weights()

@@ -26,6 +26,7 @@ from pipeline.checkpoint.restore import (
     read_arrays,
     read_checkpoint,
     read_saved,
+    read_weights_alone,
     set_others_aside,
     silence_orbax,
 )
@@ -132,6 +133,23 @@ def test_checkpoint_is_read_from_inside_and_by_a_link(
     assert read_saved(copy / "latest").step == 2
     monkeypatch.chdir(checkpoint)
     assert read_saved(Path()).step == 2
+
+
+@pytest.mark.parametrize("read", [read_saved, read_weights_alone])
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_folder_without_checkpoints_is_refused(
+    name: str, read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(DataError, match=f"{name}: holds no checkpoint; name a run directory, its"):
+        read(tmp_path / name)
+
+
+def test_weights_alone_are_of_the_newest_checkpoint_or_of_the_named(copy: Path) -> None:
+    for step, folder in ((3, copy), (2, make_checkpoint_path(copy / "checkpoints", 2))):
+        np.testing.assert_array_equal(
+            read_weights_alone(folder)["params/dense/kernel"], noise(step)
+        )
 
 
 def test_link_is_refused(copy: Path) -> None:
