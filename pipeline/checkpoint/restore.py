@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -270,24 +269,23 @@ def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     raise DamagedError(f"{root}: none of its checkpoints can be read: {join_problems(faults)}")
 
 
-def silence_orbax() -> None:
-    """Silence the messages of orbax: harmless ones, and messages of errors that it also raises.
+@contextmanager
+def _silence_orbax() -> Iterator[None]:
+    """Silence what orbax logs in the body: harmless messages, and messages of errors that it also
+    raises.
 
-    If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
-    errors of the other arrays, and tensorstore prints a message for each. These are silenced too.
+    After an error, tensorstore's threads may call an event loop that is closed. Python shows that
+    when the body has ended, so a hook for it stays.
     """
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").addFilter(_is_unrelated)
-    warning = r"coroutine '\S+' was never awaited"
-    warnings.filterwarnings("ignore", warning, category=RuntimeWarning)
     if getattr(sys.unraisablehook, "func", None) is not _show_unraisable:
         sys.unraisablehook = partial(_show_unraisable, sys.unraisablehook)
-
-
-def _is_unrelated(record: logging.LogRecord) -> bool:
-    """Return False for a record of asyncio about an array that orbax couldn't write."""
-    text = record.getMessage()
-    return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        absl.setLevel(level)
 
 
 @contextmanager
@@ -308,7 +306,7 @@ def _make_plain_path(folder: Path) -> Iterator[Path]:
 
 
 def _make_process_options() -> ocp.options.MultiprocessingOptions:
-    """Return options for reading and writing without waiting for other processes."""
+    """Return options for reading without waiting for other processes."""
     import orbax.checkpoint as ocp
 
     if not jax.distributed.is_initialized():
@@ -323,8 +321,7 @@ def _make_process_options() -> ocp.options.MultiprocessingOptions:
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
     """Read the arrays in a folder, by path. Raises DamagedError, also for arrays larger than the
-    memory, and RunError as in `make_read_error`."""
-    silence_orbax()
+    memory, MemoryError if it is full, and RunError as in `make_read_error`."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             arrays = read_database(folder)
@@ -346,6 +343,7 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
 
     _check_names(folder)
     with (
+        _silence_orbax(),
         _make_plain_path(folder) as plain,
         ocp.StandardCheckpointer(multiprocessing_options=_make_process_options()) as reader,
     ):
@@ -387,6 +385,7 @@ def _check_names(folder: Path) -> None:
 def parse_host_state(data: Any) -> HostState:
     """Make a host state of the JSON in a checkpoint. Raises ValueError with the first wrong key."""
     try:
+        # Integers are replaced while a text is parsed, and only JSON is validated strictly.
         tree = json.loads(json.dumps(data), parse_int=_parse_integer)
         return TypeAdapter(HostState).validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
