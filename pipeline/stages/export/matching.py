@@ -107,7 +107,8 @@ def match_weights(
         framework = guess_framework(file, names, network)
     else:
         framework = None if rules == "none" else rules
-    if framework is not None and network.unconverted:
+    # TensorFlow has the network's order of flattened values.
+    if framework not in (None, "tensorflow") and network.unconverted:
         raise DataError(
             f"{file}: has names of {framework}, and its weights can't be converted for model "
             f"{network.model}: {network.unconverted}"

@@ -65,7 +65,8 @@ class NetworkArrays:
     """Channels of the flattened images, volumes or tokens that a dense layer reads, by the name of
     the layer. Frameworks with channels first order the inputs of such a layer differently."""
     unconverted: str = ""
-    """Why `flattened` is unknown, so that only this package's layout can be loaded; "" if known."""
+    """Why `flattened` is unknown, so that only the layouts of this package and of TensorFlow can be
+    loaded; "" if known."""
     inputs: str = ""
     """Names and shapes of what the network reads, after the map ops; "" if unknown."""
 

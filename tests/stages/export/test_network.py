@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.inputs import NetworkInput, NetworkInputs
 from pipeline.models.layers.standard import ConvTranspose
+from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import NetworkArrays, convert_layout, trace_model_arrays
 from tests.models.build import conf_model, network, random
 
@@ -82,8 +84,17 @@ def test_dense_layer_after_features_of_tokens_reads_token_by_token(layers: Seque
 
 @pytest.mark.parametrize("after", [[CONV1D, "layer_norm"], [BRANCHES, "relu"]])
 def test_unknown_order_of_tokens_is_not_converted(after: Sequence[Any]) -> None:
-    problem = trace_before_flatten(after, (5, 6)).unconverted
-    assert re.match(r"(layer_norm|branches) is before a flatten of tokens; the order of", problem)
+    found = trace_before_flatten(after, (5, 6))
+    problem = r"(layer_norm|branches) is before a flatten of tokens; the order of"
+    assert re.match(problem, found.unconverted)
+    arrays = {name: random(*shape) for name, shape in found.shapes.items()}
+    with pytest.raises(DataError, match=f"model layers: {problem}"):
+        match_weights("f", arrays, found, rules="torch")
+    # TensorFlow has this package's order.
+    matching = match_weights("f", arrays, found, rules="tensorflow")
+    matching.require(partial=False)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(matching.arrays[name], array)
 
 
 def test_tensorflow_convolution_over_a_whole_image_is_a_dense_layer() -> None:
