@@ -41,10 +41,9 @@ from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.record.trained_run import (
-    is_incomplete,
     list_changes_of_meaning,
-    read_trained_run,
     restore_weights,
+    select_complete_weights,
 )
 from pipeline.stages.step_features import FeatureInputs, make_step_features
 from pipeline.training.features.freezing import FreezePhase, optimize_by_phase
@@ -135,10 +134,7 @@ def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int 
     if not source.exists():
         raise DataError(f"{source}: there is no such file or run directory")
     saved = read_saved(source, warn)
-    if is_incomplete(saved):
-        run = read_trained_run(source)
-        return run.arrays, run.step
-    return saved.select_weights(), saved.step
+    return select_complete_weights(source, saved), saved.step
 
 
 def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:

@@ -210,11 +210,14 @@ def read_trained_run(folder: Path) -> TrainedRun:
     return run
 
 
-def is_incomplete(saved: Checkpoint) -> bool:
-    """Return whether a checkpoint lacks weights, which `read_trained_run` completes."""
-    features: Mapping[str, Any] = list_components("feature")
+def select_complete_weights(folder: Path, saved: Checkpoint) -> Arrays:
+    """Return the weights of a checkpoint that was read from `folder`; if it has adapters alone,
+    their sum with the frozen weights. Raises as `read_trained_run` does."""
     names = {path.split("/")[0] for path in saved.select_part("features")}
-    return any(features[name].completes is not None for name in names & features.keys())
+    features: Mapping[str, Any] = list_components("feature") if names else {}
+    if any(features[name].completes is not None for name in names & features.keys()):
+        return read_trained_run(folder).arrays
+    return saved.select_weights()
 
 
 def read_temperature(summary: Path) -> float:
@@ -367,7 +370,8 @@ def restore_weights(
     """
     saved = read_saved(folder, warn)
     try:
-        arranged = arrange_arrays(saved.folder, saved.select_weights(), like.variables)
+        weights = select_complete_weights(folder, saved)
+        arranged = arrange_arrays(saved.folder, weights, like.variables)
         return like.replace_variables(arranged), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
