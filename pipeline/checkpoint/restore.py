@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
     LOST,
+    MANIFEST,
     META,
     RECIPE,
     STATE,
@@ -157,19 +157,25 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
 def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
     """Read a checkpoint, or the newest sound checkpoint of a run.
 
-    `folder` is a checkpoint, a run directory or its folder `checkpoints`. Warns of newer
-    checkpoints, which are damaged. Raises DataError without a sound checkpoint, and RunError as in
-    `make_read_error`.
+    `folder` is a checkpoint, a run directory or its folder `checkpoints`, or a link to one of them.
+    Warns of newer checkpoints, which are damaged. Raises DataError without a sound checkpoint, and
+    RunError as in `make_read_error`.
     """
     try:
-        if parse_checkpoint_step(folder) in list_saved_steps(folder.parent):
-            return read_checkpoint(folder)
+        # The path may be `.` or a link, whose last part isn't the step.
+        for path in (folder, Path(os.path.realpath(folder))):
+            if parse_checkpoint_step(path) in list_saved_steps(path.parent):
+                return read_checkpoint(path)
         for root in (folder / FOLDER, folder):
             if list_saved_steps(root):
                 return _read_newest(root, warn)
     except OSError as error:
         raise make_read_error(Path(error.filename or folder), error) from error
-    raise DataError(
+    raise _make_absence_error(folder)
+
+
+def _make_absence_error(folder: Path) -> DataError:
+    return DataError(
         f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
         "checkpoint in there"
     )
@@ -182,7 +188,13 @@ def read_weights_alone(folder: Path) -> dict[str, np.ndarray]:
     Raises DataError if there is none or it is damaged, RunError as in `make_read_error`.
     """
     root = folder / FOLDER if (folder / FOLDER).is_dir() else folder
-    steps = list_saved_steps(root)
+    try:
+        steps = list_saved_steps(root)
+    except OSError as error:
+        raise make_read_error(Path(error.filename or root), error) from error
+    is_checkpoint = (folder / MANIFEST).exists() or parse_checkpoint_step(folder) is not None
+    if not steps and not is_checkpoint:
+        raise _make_absence_error(folder)
     newest = make_checkpoint_path(root, steps[-1]) if steps else folder
     verify_files(newest)
     return Checkpoint(newest, read_arrays(newest / STATE), HostState(), {}).select_weights()
@@ -257,24 +269,23 @@ def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     raise DamagedError(f"{root}: none of its checkpoints can be read: {join_problems(faults)}")
 
 
-def silence_orbax() -> None:
-    """Silence the messages of orbax: harmless ones, and messages of errors that it also raises.
+@contextmanager
+def _silence_orbax() -> Iterator[None]:
+    """Silence what orbax logs in the body: harmless messages, and messages of errors that it also
+    raises.
 
-    If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
-    errors of the other arrays, and tensorstore prints a message for each. These are silenced too.
+    After an error, tensorstore's threads may call an event loop that is closed. Python shows that
+    when the body has ended, so a hook for it stays.
     """
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").addFilter(_is_unrelated)
-    warning = r"coroutine '\S+' was never awaited"
-    warnings.filterwarnings("ignore", warning, category=RuntimeWarning)
     if getattr(sys.unraisablehook, "func", None) is not _show_unraisable:
         sys.unraisablehook = partial(_show_unraisable, sys.unraisablehook)
-
-
-def _is_unrelated(record: logging.LogRecord) -> bool:
-    """Return False for a record of asyncio about an array that orbax couldn't write."""
-    text = record.getMessage()
-    return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        absl.setLevel(level)
 
 
 @contextmanager
@@ -295,7 +306,7 @@ def _make_plain_path(folder: Path) -> Iterator[Path]:
 
 
 def _make_process_options() -> ocp.options.MultiprocessingOptions:
-    """Return options for reading and writing without waiting for other processes."""
+    """Return options for reading without waiting for other processes."""
     import orbax.checkpoint as ocp
 
     if not jax.distributed.is_initialized():
@@ -310,8 +321,7 @@ def _make_process_options() -> ocp.options.MultiprocessingOptions:
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
     """Read the arrays in a folder, by path. Raises DamagedError, also for arrays larger than the
-    memory, and RunError as in `make_read_error`."""
-    silence_orbax()
+    memory, MemoryError if it is full, and RunError as in `make_read_error`."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             arrays = read_database(folder)
@@ -333,6 +343,7 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
 
     _check_names(folder)
     with (
+        _silence_orbax(),
         _make_plain_path(folder) as plain,
         ocp.StandardCheckpointer(multiprocessing_options=_make_process_options()) as reader,
     ):
@@ -374,6 +385,7 @@ def _check_names(folder: Path) -> None:
 def parse_host_state(data: Any) -> HostState:
     """Make a host state of the JSON in a checkpoint. Raises ValueError with the first wrong key."""
     try:
+        # Integers are replaced while a text is parsed, and only JSON is validated strictly.
         tree = json.loads(json.dumps(data), parse_int=_parse_integer)
         return TypeAdapter(HostState).validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,22 +111,45 @@ class HostMappedColumn(LazyColumn):
         return name_sample(self.column, index)
 
 
+def _compute_spec(place: str, op: HostOp, specs: Mapping[str, ColumnSpec]) -> ColumnSpec:
+    """Return the spec of what an op maps, from the specs of all columns. Raises ValueError,
+    beginning with `place`, if the op can't be applied."""
+    if op.column not in specs:
+        raise ValueError(f"{place}: column = {op.column}: there is no such column")
+    try:
+        return op.output(specs[op.column])
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def compute_host_specs(
+    ops: Sequence[HostOp], specs: Mapping[str, ColumnSpec]
+) -> dict[str, ColumnSpec]:
+    """Return the specs of all columns after the ops. Raises ValueError, beginning with the op's
+    position, for an op that can't be applied."""
+    result = dict(specs)
+    for place, op in _number_ops(ops):
+        result[op.column] = _compute_spec(place, op, result)
+    return result
+
+
+def _number_ops(ops: Sequence[HostOp]) -> list[tuple[str, HostOp]]:
+    """Return each op with its position and name, for messages."""
+    return [(f"host_ops.{position} ({op.name})", op) for position, op in enumerate(ops)]
+
+
 def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
     """Return the split with columns that `ops` map as they are read. Raises ValueError, beginning
     with the op's position, for an op that can't be applied."""
     columns = dict(split.columns)
-    for position, op in enumerate(ops):
-        place = f"host_ops.{position} ({op.name})"
+    for position, (place, op) in enumerate(_number_ops(ops)):
         column = columns.get(op.column)
-        if column is None or isinstance(column, RaggedColumn):
-            problem = "there is no such column" if column is None else "its values differ in size"
-            raise ValueError(f"{place}: column = {op.column}: {problem}")
-        try:
-            spec = op.output(describe_column(column))
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+        if isinstance(column, RaggedColumn):
+            raise ValueError(f"{place}: column = {op.column}: its values differ in size")
+        specs = {} if column is None else {op.column: describe_column(column)}
+        spec = _compute_spec(place, op, specs)
         columns[op.column] = HostMappedColumn(
-            column, op, place, seed_words(seed), HOST_OP + position, spec
+            columns[op.column], op, place, seed_words(seed), HOST_OP + position, spec
         )
     return replace(split, columns=columns)
 

@@ -338,7 +338,7 @@ def build_network(recipe: Recipe, targets: Targets, layout: TableLayout | None =
     """
     precision = resolve_precision(recipe)
     with blaming_key(f"model {recipe.model.name}"):
-        model = recipe.model.fit_to_table(layout).fit_to_targets(targets)
+        model = recipe.model.fit(layout, targets)
         network = model.build(len(targets), precision.dtype)
     if is_imported(network):
         network = network.clone(seed=recipe.seed)

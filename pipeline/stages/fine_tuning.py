@@ -40,7 +40,11 @@ from pipeline.models.weights.files.weight_files import is_weight_file, read_weig
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from pipeline.stages.key_errors import blaming_key
-from pipeline.stages.record.trained_run import list_changes_of_meaning, restore_weights
+from pipeline.stages.record.trained_run import (
+    list_changes_of_meaning,
+    restore_weights,
+    select_complete_weights,
+)
 from pipeline.stages.step_features import FeatureInputs, make_step_features
 from pipeline.training.features.freezing import FreezePhase, optimize_by_phase
 from pipeline.training.state import TrainState, list_paths, require_trainable, split_params
@@ -99,7 +103,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
             warn(f"{saved.folder}: trained by another recipe: {join_problems(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
-    model = recipe.model.fit_to_table(find_table_layout(dataset.eval_ops))
+    model = recipe.model.fit(find_table_layout(dataset.eval_ops), dataset.targets)
     network = trace_model_arrays(model, len(dataset.classes), dataset.inputs)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
@@ -122,14 +126,15 @@ def choose_weight_file(names: Sequence[str]) -> str:
 def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:
     """Return the arrays of a weight file or a checkpoint, and the step; it is None for a file.
 
-    Raises DataError if they can't be read.
+    A checkpoint that has adapters alone is completed by their base. Raises DataError if they can't
+    be read.
     """
     if is_weight_file(source) or source.is_file():
         return read_weights(source), None
     if not source.exists():
         raise DataError(f"{source}: there is no such file or run directory")
     saved = read_saved(source, warn)
-    return saved.select_weights(), saved.step
+    return select_complete_weights(source, saved), saved.step
 
 
 def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import gc
 import json
+import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import DamagedError, write_manifest
 from pipeline.checkpoint.restore import (
     Checkpoint,
+    _silence_orbax,
     read_arrays,
     read_checkpoint,
     read_saved,
+    read_weights_alone,
     set_others_aside,
-    silence_orbax,
 )
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
@@ -122,6 +124,33 @@ def test_message_has_the_reason(name: str, content: bytes | None, message: str, 
     write(make_checkpoint_path(copy / "checkpoints", 3) / name, content)
     with pytest.raises(DataError, match=message):
         read_saved(make_checkpoint_path(copy / "checkpoints", 3))
+
+
+def test_checkpoint_is_read_from_inside_and_by_a_link(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_checkpoint_path(copy / "checkpoints", 2)
+    (copy / "latest").symlink_to(checkpoint)
+    assert read_saved(copy / "latest").step == 2
+    monkeypatch.chdir(checkpoint)
+    assert read_saved(Path()).step == 2
+
+
+@pytest.mark.parametrize("read", [read_saved, read_weights_alone])
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_folder_without_checkpoints_is_refused(
+    name: str, read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(DataError, match=f"{name}: holds no checkpoint; name a run directory, its"):
+        read(tmp_path / name)
+
+
+def test_weights_alone_are_of_the_newest_checkpoint_or_of_the_named(copy: Path) -> None:
+    for step, folder in ((3, copy), (2, make_checkpoint_path(copy / "checkpoints", 2))):
+        np.testing.assert_array_equal(
+            read_weights_alone(folder)["params/dense/kernel"], noise(step)
+        )
 
 
 def test_link_is_refused(copy: Path) -> None:
@@ -515,25 +544,35 @@ def test_transient_orbax_error_is_retried_once(refusals: list[Exception], tmp_pa
         read_arrays(tmp_path / "state")
 
 
-@pytest.mark.medium
-def test_asyncio_does_not_log_orbax_write_errors(caplog: pytest.LogCaptureFixture) -> None:
-    """Tasks that fail beside the one whose error is raised; those of others are still logged."""
-    silence_orbax()
-    code = compile("async def write():\n    raise OSError('full')\n", "/lib/orbax/io.py", "exec")
-    names: dict[str, Any] = {}
-    exec(code, names)
+@pytest.mark.parametrize("writes_with_orbax", [True, False], ids=["orbax", "database"])
+def test_messages_of_absl_are_logged_after_a_read(
+    writes_with_orbax: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are of the program that calls this one, and orbax's own aren't logged."""
+    absl = logging.getLogger("absl")
+    level = absl.level
+    if writes_with_orbax:
+        write_with_orbax(tmp_path / "state")
+        for file in (tmp_path / "state").rglob("d/*"):
+            file.unlink()
+        caplog.clear()
+        with pytest.raises(DamagedError):
+            read_arrays(tmp_path / "state")
+    else:
+        write_arrays(tmp_path / "state", ARRAYS)
+        read_arrays(tmp_path / "state")
+    assert absl.level == level
+    assert not [record for record in caplog.records if record.name == "absl"]
+    absl.warning("mine")
+    assert caplog.records[-1].getMessage() == "mine"
 
-    async def other() -> None:
-        raise ValueError("someone else's")
 
-    async def lose(task: Any) -> None:
-        lost = asyncio.ensure_future(task())
-        await asyncio.sleep(0)
-        assert lost.done()
-
-    for task in (names["write"], other):
-        asyncio.run(lose(task))
-        gc.collect()
-    said = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
-    assert len(said) == 1
-    assert "someone else's" in said[0]
+def test_calls_of_closed_event_loops_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensorstore's threads make them after an error; errors of others are still shown."""
+    shown: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    with _silence_orbax(), _silence_orbax():
+        pass
+    for text in ("Event loop is closed", "someone else's"):
+        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))  # type: ignore[arg-type]
+    assert [str(each.exc_value) for each in shown] == ["someone else's"]

@@ -12,9 +12,17 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
+from pipeline.data.columns import Targets
+from pipeline.models.networks.plain import MLP
+from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
+from pipeline.stages.export.network import trace_network_arrays
+from pipeline.stages.fine_tuning import restore_weights_of
+from pipeline.stages.runner.adapted_run import read_frozen
+from pipeline.training.features.components.lora import LoraSpec
 from pipeline.training.features.parameter_rates import LayerRates
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -65,6 +73,35 @@ def test_optimizer_of_frozen_parameters_is_refused(tiny: Compose) -> None:
         built(tiny(rule, "train.freeze=[conv_0]"))
     assert "train.optimizers: pattern 'conv_0' matches none of the 7 trained" in str(refused.value)
     built(tiny(rule, "train.freeze=[conv_1]"))
+
+
+class TargetsMlp(MLP):
+    """A network whose width depends on what is predicted."""
+
+    def fit_to_targets(self, targets: Targets) -> TargetsMlp:
+        return self.model_copy(update={"hidden": (3 * len(targets),)})
+
+
+@pytest.mark.medium
+def test_weights_fit_a_network_that_depends_on_the_targets(tiny: Compose, tmp_path: Path) -> None:
+    """Those that `restore` and the base of `lora` name, and those that are converted."""
+    recipe = tiny("checkpoint.rules=none", f"checkpoint.restore={tmp_path / 'w.npz'}")
+    model = TargetsMlp(hidden=(5,), init=recipe.model.init)
+    recipe = recipe.model_copy(update={"model": model})
+    dataset = load_data(recipe, Reporter())
+    state = build(recipe, dataset, Reporter()).state
+    variables = flatten_by_path(state.variables)
+    assert variables["params/dense_0/kernel"].shape[1] == 30
+    arrays = {name: np.ones(leaf.shape, np.float32) for name, leaf in variables.items()}
+    write_weights(tmp_path / "w.npz", arrays)
+    restored = restore_weights_of(recipe, dataset, state, warn=pytest.fail)
+    np.testing.assert_array_equal(restored.state.params["dense_0"]["kernel"], 1.0)
+    shapes = trace_network_arrays(recipe).shapes
+    assert shapes == {name: array.shape for name, array in arrays.items()}
+    lora = LoraSpec(base=str(tmp_path / "w.npz"))
+    train = recipe.train.model_copy(update={"features": (lora,)})
+    adapted = recipe.model_copy(update={"train": train})
+    assert {*read_frozen(adapted, dataset).arrays} == {*arrays}
 
 
 @pytest.fixture(scope="module")

@@ -70,14 +70,15 @@ def _fill_with_zeros(leaf: Any) -> Any:
 
 
 def is_value_read(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it was raised from, is in `VALUE_READS`."""
+    """Return whether an error, or one during whose handling it was raised, is in `VALUE_READS`."""
     return _find_value_read(error) is not None
 
 
 def _find_value_read(error: BaseException | None) -> BaseException | None:
     """Return the first error in `VALUE_READS` among an error and its causes; None without one."""
     while error is not None and not isinstance(error, VALUE_READS):
-        error = error.__cause__
+        # Code that wraps an error often raises in `except` without `from`.
+        error = error.__cause__ or error.__context__
     return error
 
 

@@ -7,7 +7,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
@@ -36,9 +37,10 @@ class RankPlace:
     size: int
     address: str
     """Host and port of the first process."""
+    launcher: str
+    """The launcher's name, for messages."""
     local_rank: int | None = None
     """Number of the process on its machine; None if the launcher doesn't set it."""
-    launcher: str = "torchrun"
 
     @property
     def host(self) -> str:
@@ -74,7 +76,11 @@ class RankPlace:
         count = max(num_devices // self.size, 1)
         numbers = list(range(self.local_rank * count, (self.local_rank + 1) * count))
         visible = environment.get("CUDA_VISIBLE_DEVICES")
-        return numbers if visible is None or numbers[-1] < len(visible.split(",")) else None
+        if visible is None:
+            return numbers
+        # An empty text hides all GPUs.
+        num_visible = len(visible.split(",")) if visible else 0
+        return numbers if numbers[-1] < num_visible else None
 
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size}"
@@ -115,7 +121,10 @@ class Launcher:
         if missing == [rank_name] and environment[self.size] == "1":
             return 0, 1
         if missing:
-            raise RecipeError(f"launch = {self.name}: {' and '.join(missing)} not set")
+            # The variable that was found, which the recipe doesn't have, shows the launcher.
+            seen = next((name for name in self.variables if name in environment), None)
+            setting = f"launch = {self.name}" if seen is None else f"{seen} = {environment[seen]}"
+            raise RecipeError(f"{setting}: {' and '.join(missing)} not set")
         rank = _read_number(environment, rank_name)
         size = _read_number(environment, self.size)
         if size < 1:
@@ -139,7 +148,7 @@ class Launcher:
         local_rank = None
         if self.local_rank in environment:
             local_rank = _read_number(environment, self.local_rank)
-        return RankPlace(rank, size, address, local_rank, self.title)
+        return RankPlace(rank, size, address, self.title, local_rank)
 
 
 def _read_number(environment: Environment, name: str) -> int:
@@ -282,7 +291,9 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
     named = [launcher for launcher in LAUNCHERS if launch in ("auto", launcher.name)]
     started = [launcher for launcher in named if launcher.has_started(environment)]
     if not started and launch != "auto":
-        started = named[:1]  # Reading it raises with its missing variables.
+        # Reading it raises with its missing variables.
+        begun = [each for each in named if any(name in environment for name in each.variables)]
+        started = (begun or named)[:1]
     launchers = [launcher for launcher in started if launcher.read_rank(environment)[1] > 1]
     if not launchers:
         _require_size(environment)
@@ -304,7 +315,25 @@ def get_group_size() -> int:
     return _read_group()[1]
 
 
+_groups: list[tuple[int, int]] = []
+"""Rank and number of processes of each run that is open in this process, the newest last. Threads
+that read samples ask too, so this isn't a context variable."""
+
+
+@contextmanager
+def record_group(rank: int, size: int) -> Iterator[None]:
+    """Let `get_rank` and `get_group_size` return a run's in the body, whatever a launcher has set:
+    a run with launch=none has one process."""
+    _groups.append((rank, size))
+    try:
+        yield
+    finally:
+        _groups.remove((rank, size))
+
+
 def _read_group() -> tuple[int, int]:
+    if _groups:
+        return _groups[-1]
     if "jax" in sys.modules:
         from pipeline.core.host.jax_private import read_joined_process
 
@@ -358,7 +387,7 @@ def _find_ray_worker() -> RankPlace | None:
         probe.bind(("", 0))
         address = _join_address(get_node_ip_address(), probe.getsockname()[1])
     rank = context.get_world_rank()
-    return RankPlace(rank, size, broadcast_from_rank_zero(address), context.get_local_rank(), "Ray")
+    return RankPlace(rank, size, broadcast_from_rank_zero(address), "Ray", context.get_local_rank())
 
 
 def _require_size(environment: Environment) -> None:

@@ -204,6 +204,11 @@ class ModelSpec(Spec):
         """Raise ValueError, which begins with the key, if the network is custom code that no
         plug-in has."""
 
+    def fit(self, layout: TableLayout | None, targets: Targets) -> ModelSpec:
+        """Return the model for a table with these columns, or None for other data, and for what is
+        predicted. Raises ValueError as `fit_to_table`."""
+        return self.fit_to_table(layout).fit_to_targets(targets)
+
     def fit_to_table(self, layout: TableLayout | None) -> ModelSpec:
         """Return the model for a table with these columns; None for other data. Raises ValueError
         if the model has another number of features."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import cache, partial
 from importlib import import_module
-from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -102,25 +102,36 @@ class LayerContext:
         return "/".join(self.path)
 
 
-@singledispatch
+_computations: dict[type[LayerSpec], Callable[..., Array]] = {}
+"""Functions (layer, x, context) by the class whose layers they compute."""
+
+
 def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     """Apply one layer, inside its parent flax module. A custom layer has a method `compute`. The
     computations of the package's layers are registered with `computes`, by modules that are
-    imported when a network has one of these layers. Raises TypeError for a layer without a
-    computation."""
-    for base in type(layer).__mro__:
-        module = _MODULES.get(f"{base.__module__}.{base.__name__}")
-        if module is not None:
-            import_module(module)
-            return cast(Array, _find_computation(base)(layer, x, context))
+    imported when a network has one of these layers. The layer's class comes before its bases.
+    Raises TypeError for a layer without a computation."""
+    computation = _find_computation(type(layer))
+    if computation is not None:
+        return computation(layer, x, context)
     # A layer without a flax module would have no name in a profile or an autopsy.
     with jax.named_scope(context.name):
         result: Array = layer.compute(x, context)
     return result
 
 
-_find_computation = apply_layer.dispatch
-"""Returns the computation of a class of layers."""
+@cache
+def _find_computation(kind: type[LayerSpec]) -> Callable[..., Array] | None:
+    """Return the registered computation of a class; None if its method `compute` computes it."""
+    for base in kind.__mro__:
+        if "compute" in vars(base):
+            return None
+        module = _MODULES.get(f"{base.__module__}.{base.__name__}")
+        if module is not None:
+            import_module(module)
+        if base in _computations:
+            return _computations[base]
+    return None
 
 
 def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:
@@ -135,13 +146,13 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
         is_module = isinstance(computation, type)
         compute = partial(_apply_module, computation) if is_module else computation
 
-        @apply_layer.register(description)
         def apply(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
             # A module that another thread is importing has registered what it can't compute yet.
             if computation.__module__ in COMPUTATIONS:
                 import_module(computation.__module__)
             return cast(Array, compute(layer, x, context))
 
+        _computations[description] = apply
         return computation
 
     return register
@@ -181,7 +192,8 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.MaxPool",
         "standard.AvgPool",
         "standard.GlobalAvgPool",
-        "standard.AdaptivePool",
+        "standard.AdaptiveAvgPool",
+        "standard.AdaptiveMaxPool",
         "standard.Upsample",
         "standard.ChannelShuffle",
         "standard.Flatten",
@@ -383,7 +395,10 @@ def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
 def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
     """Return the first layer that can't be computed in CHWN; None if all can."""
     for layer in stack:
-        if not isinstance(layer, _CHWN_LAYERS) or getattr(layer, "groups", 1) != 1:
+        # Custom code computes in NHWC.
+        is_custom = type(layer).compute is not LayerSpec.compute
+        fits = isinstance(layer, _CHWN_LAYERS) and getattr(layer, "groups", 1) == 1
+        if is_custom or not fits:
             return layer
     return None
 

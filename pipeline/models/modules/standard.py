@@ -138,6 +138,8 @@ def _compute_dropout(layer: standard.Dropout, x: Array, context: LayerContext) -
 
 @computes(standard.Activation)
 def _compute_activation(layer: standard.Activation, x: Array, context: LayerContext) -> Array:
+    if layer.name not in ACTIVATIONS:
+        return layer.compute(x, context)  # Raises, since the class has no such method.
     with jax.named_scope(context.name):
         return activate(layer.name, x)
 
@@ -173,13 +175,30 @@ def _compute_global_avg_pool(
         return mean if context.layout == "nhwc" else mean.T
 
 
-@computes(standard.AdaptivePool)
-def _compute_adaptive_pool(layer: standard.AdaptivePool, x: Array, context: LayerContext) -> Array:
+@computes(standard.AdaptiveAvgPool)
+def _compute_adaptive_avg_pool(
+    layer: standard.AdaptiveAvgPool, x: Array, context: LayerContext
+) -> Array:
+    return _reduce_windows(average_windows, layer, x, context)
+
+
+@computes(standard.AdaptiveMaxPool)
+def _compute_adaptive_max_pool(
+    layer: standard.AdaptiveMaxPool, x: Array, context: LayerContext
+) -> Array:
+    return _reduce_windows(max_windows, layer, x, context)
+
+
+def _reduce_windows(
+    reduce: Callable[[Array, int, int], Array],
+    layer: standard.AdaptivePool,
+    x: Array,
+    context: LayerContext,
+) -> Array:
     require_images(x, context)
-    is_max = isinstance(layer, standard.AdaptiveMaxPool)
     with jax.named_scope(context.name):
         for axis, count in zip((1, 2), pair(layer.size), strict=True):
-            x = max_windows(x, axis, count) if is_max else average_windows(x, axis, count)
+            x = reduce(x, axis, count)
         return x
 
 

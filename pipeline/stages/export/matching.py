@@ -107,12 +107,12 @@ def match_weights(
         framework = guess_framework(file, names, network)
     else:
         framework = None if rules == "none" else rules
-    if framework is not None and network.unconverted:
+    # TensorFlow has the network's order of flattened values.
+    if framework not in (None, "tensorflow") and network.unconverted:
         raise DataError(
             f"{file}: has names of {framework}, and its weights can't be converted for model "
             f"{network.model}: {network.unconverted}"
         )
-    network = replace(network, channels_last=framework == "tensorflow")
     rows: list[MatchRow] = []
     matched: Arrays = {}
     origins: dict[str, str] = {}
@@ -197,7 +197,7 @@ def _match_entry(
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
         note = f"is {array.dtype}; must be floating point"
         return replace(row, status="misshapen", note=note), None
-    array = array if framework is None else convert_layout(array, target, network)
+    array = array if framework is None else convert_layout(array, target, network, framework)
     converted = _convert_type(array, np.dtype(np.float32))
     if converted is None:
         return replace(row, status="misshapen", note="has values beyond float32"), None
@@ -265,7 +265,7 @@ def convert_to_foreign_names(
             continue
         indices = entry.array
         if matching.rules is not None:
-            indices = convert_layout(indices, entry.target, network)
+            indices = convert_layout(indices, entry.target, network, matching.rules)
         dtype = result[entry.source].dtype
         values = _convert_type(arrays[entry.target], dtype)
         if values is None:

@@ -149,6 +149,7 @@ class FileLayers:
     ) -> None:
         self._file = file
         self._network = network
+        self._framework = framework
         # Only shapes are compared, and the order of flattened values doesn't change shapes.
         self._unflattened = replace(network, flattened={})
         names = (name.partition("/")[2] for name in network.shapes)
@@ -251,7 +252,7 @@ class FileLayers:
             target = self._network.resolve(f"{path}/{self._find_leaf(leaf, path, kind)}")
             if target:
                 blank = np.broadcast_to(np.False_, shape)
-                converted = convert_layout(blank, target, self._unflattened)
+                converted = convert_layout(blank, target, self._unflattened, self._framework)
                 num_fitting += converted.shape == self._network.shapes[target]
         return num_fitting
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,27 +17,37 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.columns import Targets
 from pipeline.data.dataset_spec import MapOp
+from pipeline.data.host_ops import compute_host_specs
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
 from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.model_spec import LayerSpec, ModelSpec, walk_layers
 from pipeline.models.layers.standard import (
     Activation,
+    BatchNorm,
     Dense,
     Dropout,
     Flatten,
-    GlobalAvgPool,
+    GroupNorm,
+    Residual,
     name_scopes,
 )
+from pipeline.models.layers.tokens import Conv1d, Lookup, Pool1d, Recurrent, SelfAttention
 from pipeline.models.modules.network import Network
+from pipeline.models.weights.rules.syntax import Framework
 from pipeline.stages.data import choose_inputs
 from pipeline.stages.key_errors import prefixing_problems
 from pipeline.stages.sample_sizes import add_padding_mask, fit_specs_to_bucket
 from pipeline.training.update import shape_inputs
 
 COLLECTIONS = ("params", "batch_stats")
+_FEATURES_LAST = (Dense, Lookup, Recurrent, SelfAttention)
+"""Layers of tokens that return (batch, tokens, features) in other frameworks too."""
+_KEEPS_AXES = (Activation, BatchNorm, Conv1d, Dropout, GroupNorm, Pool1d)
+"""Layers of tokens: convolutions, and layers whose values have the order of the layer before."""
 _NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")
 
 
@@ -51,12 +62,11 @@ class NetworkArrays:
     """The name of the model component, such as `resnet` for all ResNets."""
     shapes: Mapping[str, tuple[int, ...]]
     flattened: Mapping[str, int]
-    """Channels of the flattened images that a dense layer reads, by the name of the layer.
-    Frameworks with channels first order the inputs of such a layer differently."""
+    """Channels of the flattened images, volumes or tokens that a dense layer reads, by the name of
+    the layer. Frameworks with channels first order the inputs of such a layer differently."""
     unconverted: str = ""
-    """Why `flattened` is unknown, so that only this package's layout can be loaded; "" if known."""
-    channels_last: bool = False
-    """Whether the weights to load are TensorFlow's: output features and channels are last."""
+    """Why `flattened` is unknown, so that only the layouts of this package and of TensorFlow can be
+    loaded; "" if known."""
     inputs: str = ""
     """Names and shapes of what the network reads, after the map ops; "" if unknown."""
 
@@ -98,16 +108,16 @@ def trace_model_arrays(model: ModelSpec, classes: int, inputs: NetworkInputs) ->
 
 
 def _find_flattened_channels(model: ModelSpec, classes: int, inputs: Any) -> dict[str, int]:
-    """Return the channels of flattened images by dense layer. Raises ValueError if unknown."""
+    """Return the channels that are flattened, by dense layer. Raises ValueError if unknown."""
     if not isinstance(model, LayeredModelSpec):
         return {}
     layers = model.layers_for(classes)
     channels_by_layer = {}
     for position, layer in enumerate(layers):
         if isinstance(layer, Flatten):
-            channels, pixels = _measure_image(model, layers[:position], inputs)
-            # With one channel or one pixel, all frameworks have the same order.
-            if channels > 1 and pixels > 1:
+            channels, positions = _measure_flattened(model, layers[:position], inputs)
+            # With one channel or one position, all frameworks have the same order.
+            if channels > 1 and positions > 1:
                 channels_by_layer[_find_reader(layers, position)] = channels
         elif _holds_flatten(layer):
             raise ValueError(
@@ -117,19 +127,48 @@ def _find_flattened_channels(model: ModelSpec, classes: int, inputs: Any) -> dic
     return channels_by_layer
 
 
-def _measure_image(model: ModelSpec, layers: tuple[LayerSpec, ...], inputs: Any) -> tuple[int, int]:
-    """Return the numbers of channels and pixels in the output of layers; (1, 1) if no image."""
+def _measure_flattened(
+    model: ModelSpec, layers: Sequence[LayerSpec], inputs: Any
+) -> tuple[int, int]:
+    """Return the numbers of channels and positions in what a flatten after `layers` reads; (1, 1)
+    if other frameworks have channels last too. Raises ValueError if that is unknown."""
+    network: Any = Network(tuple(layers), initializers=model.init, dtype="float32")
+    init = partial(network.init_with_output, train=False)
+    _, *positions, channels = jax.eval_shape(init, jax.random.key(0), inputs)[0].shape
+    if len(positions) > 1 or (positions and _puts_channels_first(layers)):
+        return channels, math.prod(positions)
+    return 1, 1
 
-    def count_features(layer: LayerSpec) -> int:
-        network: Any = Network((*layers, layer), initializers=model.init, dtype="float32")
-        init = partial(network.init_with_output, train=False)
-        return jax.eval_shape(init, jax.random.key(0), inputs)[0].shape[-1]
 
-    try:
-        channels = count_features(GlobalAvgPool())
-    except ValueError:
-        return 1, 1
-    return channels, count_features(Flatten()) // channels
+def _puts_channels_first(layers: Sequence[LayerSpec]) -> bool:
+    """Return whether the tokens that `layers` return are (batch, channels, tokens) in PyTorch and
+    MindSpore: a convolution has made them, and no dense layer or attention since.
+
+    Raises ValueError if a layer after the convolution reads either order.
+    """
+    unsure = None
+    for layer in reversed(list(_list_steps(layers))):
+        if isinstance(layer, _FEATURES_LAST):
+            return False
+        if not isinstance(layer, _KEEPS_AXES):
+            unsure = layer
+        if any(isinstance(inner, Conv1d) for inner in walk_layers((layer,))):
+            if unsure is not None:
+                raise ValueError(
+                    f"{unsure.name} is before a flatten of tokens; the order of values in other "
+                    "frameworks is known only after conv1d, pools, activations and batch_norm"
+                )
+            return True
+    return False
+
+
+def _list_steps(layers: Sequence[LayerSpec]) -> Iterator[LayerSpec]:
+    """Yield the layers in order, in place of sequences and residual blocks their layers."""
+    for layer in layers:
+        if isinstance(layer, standard.Sequence | Residual):
+            yield from _list_steps(layer.body)
+        else:
+            yield layer
 
 
 def _find_reader(layers: tuple[LayerSpec, ...], index: int) -> str:
@@ -158,7 +197,6 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     """
     dataset = recipe.dataset
     facts = dataset.facts()
-    model = recipe.model
     encode: tuple[MapOp, ...] = ()
     if facts is not None:
         columns = facts.specs()
@@ -167,41 +205,52 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     else:
         raw = dataset.load(cache_root(recipe.cache))
         targets = raw.targets
-        encode = make_encoding_ops(raw.table, model.table_input, raw.scale)
+        encode = make_encoding_ops(raw.table, recipe.model.table_input, raw.scale)
         columns = raw.eval.specs()
         default = raw.inputs
-        model = model.fit_to_table(find_table_layout(encode))
+    with prefixing_problems("dataset.eval."):
+        columns = compute_host_specs(dataset.eval.host_ops, columns)
     buckets = sort_buckets(dataset.buckets or ())
     if buckets:
         columns = fit_specs_to_bucket(buckets[-1], columns, default[0])
     columns = compute_column_specs(encode, columns)
-    classes = len(replace_targets(dataset.eval.ops, targets))
+    targets = replace_targets(dataset.eval.ops, targets)
+    with prefixing_problems(f"model {recipe.model.name}: "):
+        model = recipe.model.fit(find_table_layout(encode), targets)
     with prefixing_problems("dataset.eval."):
         columns = compute_column_specs(dataset.eval.ops, columns)
     if dataset.padding_mask:
         columns = add_padding_mask(columns, default[0], buckets[-1])
-    return trace_model_arrays(model, classes, choose_inputs(recipe, columns, default))
+    return trace_model_arrays(model, len(targets), choose_inputs(recipe, columns, default))
 
 
-def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
-    """Convert an array of PyTorch or MindSpore to the layout of the network's array `target`.
+def convert_layout(
+    array: np.ndarray, target: str, network: NetworkArrays, framework: Framework = "torch"
+) -> np.ndarray:
+    """Convert an array of a framework to the layout of the network's array `target`.
 
-    Layouts, of the frameworks -> of this package:
+    Layouts, of PyTorch and MindSpore -> of this package:
 
         convolution             (out, in, height, width) -> (height, width, in, out), in 1-D and 3-D
                                 likewise; MindSpore's in 1-D have a height of 1
         transposed convolution  (in, out, height, width) -> (height, width, in, out), rotated by
                                 180; with groups, out and in are a group's
         dense layer, LSTM, GRU  (out, in) -> (in, out)
-        flattened images        channel by channel -> pixel by pixel
+        flattened images        channel by channel -> pixel by pixel; volumes, and tokens of a
+                                convolution, likewise
 
     The frameworks' transposed convolution has the kernel of the convolution that is transposed.
-    This package's kernel slides over the image with zeros between its pixels. Arrays of an unknown
-    layout are returned unchanged; the caller checks the shape.
+    This package's kernel slides over the image with zeros between its pixels. TensorFlow's kernels
+    have their output features last, and its flattened images are pixel by pixel. Arrays of an
+    unknown layout are returned unchanged; the caller checks the shape.
     """
+    is_tensorflow = framework == "tensorflow"
     ndim = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
-    if network.channels_last and leaf == "kernel":
+    if is_tensorflow and leaf == "kernel":
+        if array.ndim == 4 and ndim == 2:
+            # A convolution over a whole image is a dense layer, which reads pixel by pixel too.
+            return array.reshape(-1, array.shape[-1])
         array = _to_output_first(array, network.shapes[target])
     if not leaf.endswith("kernel"):
         while array.ndim > ndim and array.shape[0] == 1:
@@ -219,7 +268,7 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
         return array.transpose(*range(2, ndim), 1, 0)
     if array.ndim != 2:
         return array
-    channels = None if network.channels_last else network.flattened.get(path)
+    channels = None if is_tensorflow else network.flattened.get(path)
     if channels is not None and array.shape[1] % channels == 0:
         outputs, inputs = array.shape
         by_channel = array.reshape(outputs, channels, inputs // channels)
@@ -233,7 +282,7 @@ def _to_output_first(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     `shape` is the network's kernel shape. A depthwise kernel of TensorFlow is (height, width, in,
     multiplier).
     """
-    if array.ndim == 4 and len(shape) == 4 and array.shape[2] > shape[2] == 1:
+    if array.ndim == len(shape) == 4 and shape[2] == 1 and array.shape[2] > 1:
         array = array.reshape((*array.shape[:2], 1, -1))
     return array if array.ndim < 2 else array.transpose(-1, -2, *range(array.ndim - 2))
 

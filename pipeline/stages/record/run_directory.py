@@ -273,11 +273,13 @@ def read_written_at_ns(file: Path) -> int:
 
 
 def find_run_dir(folder: Path) -> Path | None:
-    """Return the first run directory of `folder` and the two folders around it; else None."""
+    """Return the first run directory of `folder` and the two folders around it; else None. For a
+    link, those around the folder that it leads to come last."""
     # The parent of "." is "." in a relative path.
-    around = (path for path in Path(os.path.abspath(folder)).parents[:2])
+    around = Path(os.path.abspath(folder)).parents[:2]
+    target = Path(os.path.realpath(folder)).parents[:2]
     named = (folder, folder.parent, folder.parent.parent)
-    return next((path for path in (*named, *around) if (path / RECIPE).is_file()), None)
+    return next((path for path in (*named, *around, *target) if (path / RECIPE).is_file()), None)
 
 
 def require_run_dir(folder: Path) -> Path:

@@ -29,6 +29,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import Difference
 from pipeline.core.host.cuda import find_plugin
 from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_flags
+from pipeline.core.registry import list_components
 from pipeline.data.audio import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec, Distribution, Targets, Task
 from pipeline.data.series.scale_series import ScaleSeries
@@ -209,6 +210,16 @@ def read_trained_run(folder: Path) -> TrainedRun:
     return run
 
 
+def select_complete_weights(folder: Path, saved: Checkpoint) -> Arrays:
+    """Return the weights of a checkpoint that was read from `folder`; if it has adapters alone,
+    their sum with the frozen weights. Raises as `read_trained_run` does."""
+    names = {path.split("/")[0] for path in saved.select_part("features")}
+    features: Mapping[str, Any] = list_components("feature") if names else {}
+    if any(features[name].completes is not None for name in names & features.keys()):
+        return read_trained_run(folder).arrays
+    return saved.select_weights()
+
+
 def read_temperature(summary: Path) -> float:
     """Return the temperature in a summary; 1 without one."""
     try:
@@ -359,7 +370,8 @@ def restore_weights(
     """
     saved = read_saved(folder, warn)
     try:
-        arranged = arrange_arrays(saved.folder, saved.select_weights(), like.variables)
+        weights = select_complete_weights(folder, saved)
+        arranged = arrange_arrays(saved.folder, weights, like.variables)
         return like.replace_variables(arranged), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))

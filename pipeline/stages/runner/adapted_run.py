@@ -65,7 +65,7 @@ class BaseNetwork:
         base = Path(self.spec.base)
         if not base.exists():
             raise DataError(f"{KEY} = {base}: there is no such run or weight file")
-        model = self.recipe.model.fit_to_table(self.layout)
+        model = self.recipe.model.fit(self.layout, self.targets)
         network = trace_model_arrays(model, len(self.targets), self.inputs)
         if is_weight_file(base) or base.is_file():
             keys = self.recipe.checkpoint

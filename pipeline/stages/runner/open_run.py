@@ -16,6 +16,7 @@ from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import get_exit_status
 from pipeline.core.host.array_values import convert_value_reads
+from pipeline.core.host.launchers import record_group
 from pipeline.core.host.signals import Interrupted, conclude, end_with, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
@@ -50,6 +51,7 @@ def open_run(
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with handle_signals(options.signals), ExitStack() as stack:
+        stack.enter_context(record_group(ranks.rank, ranks.size))
         stack.enter_context(convert_os_errors(run_dir))
         if not ranks.is_first:
             stack.enter_context(convert_value_reads())

@@ -3,13 +3,16 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from pipeline.api import ColumnSpec, HostOp, component
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
+from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
 from tests.command_line import convert
 from tests.stages.export.test_matching import lenet
@@ -233,3 +236,46 @@ def test_rename_adds_the_path_of_a_cell_without_prefix(tiny: Compose, tmp_path: 
     run(tiny("model=layers", network, eval_only, restore, renames), tmp_path / "run")
     said = (tmp_path / "run" / "run.log").read_text()
     assert "2 of 2 arrays matched" in said
+
+
+@component("host_op")
+class EveryOther(HostOp):
+    """Leaves out every other row and column of an image."""
+
+    name: Literal["test_every_other"] = "test_every_other"
+    column: str = "image"
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        height, width, channels = value.shape
+        return ColumnSpec(((height + 1) // 2, (width + 1) // 2, channels), value.dtype)
+
+    def __call__(self, value: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        return value[::2, ::2]
+
+
+@pytest.mark.slow
+@pytest.mark.mlp
+def test_weights_of_a_run_with_host_ops_are_converted(tiny: Compose, tmp_path: Path) -> None:
+    """A host op changes the sizes that the network reads."""
+    # Without map ops, which would resize images to one size.
+    splits = ("train", "eval")
+    ops = [f"dataset.{split}.host_ops=[test_every_other]" for split in splits]
+    run(tiny(*ops, *(f"dataset.{split}.ops=[]" for split in splits)), tmp_path / "run")
+    assert convert(["weights", str(tmp_path / "run"), str(tmp_path / "ours.npz")]) == 0
+    saved = outcome.arrays(tmp_path / "run")
+    written = read_weights(tmp_path / "ours.npz")
+    assert "params/dense_0/kernel" in written
+    for name, array in written.items():
+        np.testing.assert_array_equal(array, saved[name])
+
+
+@pytest.mark.slow
+@pytest.mark.mlp
+def test_weights_of_a_run_with_adapters_are_their_sum(tiny: Compose, tmp_path: Path) -> None:
+    run(tiny("train.features=[{name: lora, rank: 2}]"), tmp_path / "run")
+    assert convert(["weights", str(tmp_path / "run"), str(tmp_path / "ours.npz")]) == 0
+    merged = read_trained_run(tmp_path / "run").arrays
+    written = read_weights(tmp_path / "ours.npz")
+    assert {*written} == {*merged}
+    for name, array in written.items():
+        np.testing.assert_array_equal(array, merged[name])

@@ -71,6 +71,21 @@ def test_shapes_of_a_reading_function_are_found_by_running_it() -> None:
     assert is_value_read(caught.value)
 
 
+def test_wrapped_read_is_found() -> None:
+    """An error that is raised in `except` needn't name its cause."""
+
+    def read(x: Any) -> Any:
+        try:
+            return jnp.full(2, float(x))
+        except TypeError:
+            raise RuntimeError("no number")  # noqa: B904
+
+    with allow_reads(is_eager=True):
+        assert find_shapes(read, jnp.ones(())).shape == (2,)
+    with pytest.raises(RecipeError, match="reads the value"), convert_value_reads():
+        jax.jit(read)(1.0)
+
+
 def test_other_errors_of_a_function_stay() -> None:
     def fail(x: Any) -> Any:
         raise ValueError("no shapes")

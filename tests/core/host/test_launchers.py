@@ -10,7 +10,13 @@ import pytest
 
 from pipeline import api
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.core.host.launchers import LAUNCHERS, RankPlace, find_place, require_one_process
+from pipeline.core.host.launchers import (
+    LAUNCHERS,
+    RankPlace,
+    find_place,
+    record_group,
+    require_one_process,
+)
 from tests.stages.launch.engines import ENGINES
 
 TORCHRUN = {
@@ -49,10 +55,10 @@ SKYPILOT = {
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        (TORCHRUN, RankPlace(1, 4, "node7:29500", 0, "torchrun")),
-        (KUBEFLOW, RankPlace(2, 4, "job-node-0-0.job:29500", None, "Kubeflow or Kubernetes")),
-        (SKYPILOT, RankPlace(1, 2, "10.0.0.4:29500", None, "SkyPilot")),
-        (SLURM, RankPlace(3, 8, f"node01:{61_440 + 1234}", 1, "Slurm")),
+        (TORCHRUN, RankPlace(1, 4, "node7:29500", "torchrun", 0)),
+        (KUBEFLOW, RankPlace(2, 4, "job-node-0-0.job:29500", "Kubeflow or Kubernetes", None)),
+        (SKYPILOT, RankPlace(1, 2, "10.0.0.4:29500", "SkyPilot", None)),
+        (SLURM, RankPlace(3, 8, f"node01:{61_440 + 1234}", "Slurm", 1)),
     ],
     ids=["torchrun", "kubeflow", "skypilot", "slurm"],
 )
@@ -67,7 +73,7 @@ def test_place_is_read_for_mindspore() -> None:
     variables = {**TORCHRUN, "RANK_ID": "1", "RANK_SIZE": "4", "DEVICE_ID": "5"}
     del variables["RANK"], variables["WORLD_SIZE"]
     place = find_place("env", variables)
-    assert place == RankPlace(1, 4, "node7:29500", 5, "MindSpore's launcher")
+    assert place == RankPlace(1, 4, "node7:29500", "MindSpore's launcher", 5)
 
 
 def test_rank_is_read_from_the_job_index() -> None:
@@ -168,6 +174,9 @@ def test_ipv6_address_is_bracketed(host: str) -> None:
     [
         ("slurm", {}, "SLURM_PROCID and SLURM_NTASKS and SLURM_JOB_ID"),
         ("env", {}, "launch = env: RANK and WORLD_SIZE not set"),
+        ("auto", {"WORLD_SIZE": "2"}, "WORLD_SIZE = 2: RANK not set"),
+        ("env", {"RANK": "1"}, "RANK = 1: WORLD_SIZE not set"),
+        ("env", {"RANK_ID": "1"}, "RANK_ID = 1: RANK_SIZE not set"),
         ("auto", {**TORCHRUN, "RANK": "4"}, "RANK = 4: must be from 0 to 3"),
         ("auto", {**TORCHRUN, "RANK": "-1"}, "RANK = -1: must be from 0 to 3"),
         ("auto", {**TORCHRUN, "RANK": "one"}, "RANK = one: must be a whole number"),
@@ -198,18 +207,21 @@ def test_invalid_variables_are_refused(
     ],
 )
 def test_start_timeout_depends_on_single_machine(host: str, is_local: bool) -> None:
-    place = RankPlace(0, 2, f"{host}:80")
+    place = RankPlace(0, 2, f"{host}:80", "torchrun")
     assert (place.is_on_one_machine, place.start_s) == (is_local, 60.0 if is_local else 1_800.0)
 
 
 def test_local_devices_are_assigned_to_a_process() -> None:
-    place = RankPlace(1, 2, "a:1", 1)
+    place = RankPlace(1, 2, "a:1", "torchrun", 1)
     assert place.find_local_devices({}, 1) == [1]
     assert place.find_local_devices({}, 8) == [4, 5, 6, 7]
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4,5"}, 2) == [1]
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4"}, 2) is None
     assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8) is None
-    assert RankPlace(1, 2, "a:1").find_local_devices({}, 1) is None
+    first = RankPlace(0, 2, "a:1", "torchrun", 0)
+    assert first.find_local_devices({"CUDA_VISIBLE_DEVICES": "0"}, 2) == [0]
+    assert first.find_local_devices({"CUDA_VISIBLE_DEVICES": ""}, 2) is None
+    assert RankPlace(1, 2, "a:1", "torchrun").find_local_devices({}, 1) is None
 
 
 def test_one_process_is_required() -> None:
@@ -229,7 +241,7 @@ def test_ray_train_worker_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.train.collective", answers)
     node = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.3")
     monkeypatch.setitem(sys.modules, "ray.util", node)
-    assert find_place("auto", {}) == RankPlace(2, 3, "10.0.0.1:7000", 0, "Ray")
+    assert find_place("auto", {}) == RankPlace(2, 3, "10.0.0.1:7000", "Ray", 0)
     context.get_world_size = lambda: 1
     assert find_place("auto", {}) is None
 
@@ -240,6 +252,17 @@ def test_ray_train_import_without_training_has_no_place(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=refuse))
     assert find_place("auto", {}) is None
+
+
+def test_rank_is_of_the_open_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with record_group(0, 1):
+        assert (api.get_rank(), api.get_group_size()) == (0, 1)
+        with record_group(2, 3):
+            assert (api.get_rank(), api.get_group_size()) == (2, 3)
+        assert (api.get_rank(), api.get_group_size()) == (0, 1)
+    assert (api.get_rank(), api.get_group_size()) == (1, 4)
 
 
 def test_rank_and_group_size_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

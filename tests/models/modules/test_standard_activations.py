@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.models.layers import standard
 from pipeline.models.modules.standard import ACTIVATIONS, EXACT, activate
+from tests.models.build import network
 from tests.slow_cases import mark_slow_except
 
 X = np.linspace(-6, 6, 241, dtype=np.float32)
@@ -33,6 +37,33 @@ def test_activation_in_half_precision_is_rounded_once(name: str, dtype: str) -> 
     np.testing.assert_allclose(
         by_x.astype(np.float32), wide_by_x, rtol=float(jnp.finfo(dtype).eps), atol=1e-6
     )
+
+
+class Mish(standard.Activation):
+    name: Literal["test_mish"] = "test_mish"
+
+    def compute(self, x: Any, context: Any) -> Any:
+        return x * jnp.tanh(jax.nn.softplus(x))
+
+
+class Nameless(standard.Activation):
+    name: Literal["test_nameless"] = "test_nameless"
+
+
+class Doubled(standard.LeakyRelu):
+    def compute(self, x: Any, context: Any) -> Any:
+        return 2 * x
+
+
+def test_custom_activation_is_computed_by_its_method() -> None:
+    x = jnp.asarray(X)[None]
+    for layer in (Mish(), Doubled()):
+        y = network(layer).apply({}, x, train=False)
+        np.testing.assert_array_equal(y, layer.compute(x, None))
+        assert not network(layer).can_be_batch_last((1, 1, 1))
+    assert network(standard.LeakyRelu()).can_be_batch_last((1, 1, 1))
+    with pytest.raises(TypeError, match="layer test_nameless has no computation; its class must"):
+        network(Nameless()).apply({}, x, train=False)
 
 
 @pytest.mark.medium

@@ -57,6 +57,26 @@ def test_foreign_names_round_trip(
         np.testing.assert_array_equal(back[name], array)
 
 
+def test_names_of_a_keras_file_round_trip() -> None:
+    """Keras has kernels and flattened images in the network's layout."""
+    shapes = {"conv_0": (3, 3, 1, 6), "dense_0": (24, 10)}
+    ours = {f"params/{layer}/kernel": rand(*shape) for layer, shape in shapes.items()}
+    ours |= {f"params/{layer}/bias": rand(shape[-1]) for layer, shape in shapes.items()}
+    network = NetworkArrays(
+        "layers", {name: array.shape for name, array in ours.items()}, {"dense_0": 6}
+    )
+    names = {"conv2d": "conv_0", "dense": "dense_0"}
+    theirs = {
+        f"{name}.{leaf}": ours[f"params/{layer}/{leaf}"]
+        for name, layer in names.items()
+        for leaf in ("kernel", "bias")
+    }
+    model = {name: np.zeros_like(array) for name, array in theirs.items()}
+    back = convert_to_foreign_names("keras.h5", model, ours, network)
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name)
+
+
 def test_dtypes_follow_the_file() -> None:
     theirs = lenet()
     ours = match_weights("a.pth", theirs, lenet_needs()).arrays

@@ -10,7 +10,10 @@ import jax
 import pytest
 
 from pipeline import load_recipe
+from pipeline.api import get_group_size, get_rank
 from pipeline.core.errors import RecipeError
+from pipeline.data.columns import RawData
+from pipeline.data.sources.digits import Digits
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from tests import outcome
@@ -94,7 +97,7 @@ def test_unreachable_first_process_is_reported() -> None:
         "meeting.meet = lambda *_: None\n"
         "join.CONNECT_S = 1\n"
         "recipe = load_recipe('lenet5_digits', ['parallel.mode=data'])\n"
-        "join._connect(RankPlace(1, 2, sys.argv[1]), recipe.launch, None)\n"
+        "join._connect(RankPlace(1, 2, sys.argv[1], 'torchrun'), recipe.launch, None)\n"
     )
     address = f"127.0.0.1:{find_open_port()}"
     command = [sys.executable, "-c", script, address]
@@ -102,6 +105,27 @@ def test_unreachable_first_process_is_reported() -> None:
     assert ended.returncode == 1
     problem = f"error: process 1 of 2: can't connect to the others at {address} in 1 s; one"
     assert problem in ended.stderr
+
+
+@pytest.mark.medium
+def test_data_of_a_run_without_others_is_read_as_rank_0(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a launcher has set: `launch=none` has one process."""
+    for name, value in ENGINES["torchrun"](1, 2, 29_500).items():
+        monkeypatch.setenv(name, value)
+    ranks = []
+    read = Digits.read
+
+    def read_share(spec: Digits, folder: Path) -> RawData:
+        ranks.append((get_rank(), get_group_size()))
+        return read(spec, folder)
+
+    monkeypatch.setattr(Digits, "read", read_share)
+    recipe = load_recipe("lenet5_digits", ["launch=none", "stages=[data]", f"cache.root={cache}"])
+    run(recipe, RunOptions(run_dir=tmp_path / "run"))
+    assert ranks == [(0, 1)]
+    assert (get_rank(), get_group_size()) == (1, 2)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -109,7 +109,7 @@ def test_processes_ignore_the_rank_of_another_launcher(engine: str, size: int) -
     outer = {**ENGINES[engine](3, 8, 7), **ENGINES["slurm"](3, 8, 7), "HOME": "/home/me"}
     inner = local.make_environment(outer, 0, size, 29_501)
     place = find_place("env", inner)
-    assert place == (None if size == 1 else RankPlace(0, 2, "127.0.0.1:29501"))
+    assert place == (None if size == 1 else RankPlace(0, 2, "127.0.0.1:29501", "torchrun"))
     assert inner["HOME"] == "/home/me"
 
 

@@ -39,13 +39,13 @@ def gather(places: Iterable[RankPlace], limit_s: float = 20.0) -> list[str]:
 
 
 def test_processes_meet_in_any_order(address: str) -> None:
-    places = [RankPlace(rank, 6, address) for rank in (3, 1, 5, 0, 2, 4)]
+    places = [RankPlace(rank, 6, address, "torchrun") for rank in (3, 1, 5, 0, 2, 4)]
     assert gather(places) == [""] * 6
     assert gather(places) == [""] * 6  # at the same port
 
 
 def test_missing_processes_are_listed(address: str) -> None:
-    problems = gather([RankPlace(rank, 5, address) for rank in (0, 2)], limit_s=1.0)
+    problems = gather([RankPlace(rank, 5, address, "torchrun") for rank in (0, 2)], limit_s=1.0)
     missing = (
         f"after 1 s, of the 5 processes these have not reported to process 0 at {address}: 1, 3, 4"
     )
@@ -53,14 +53,14 @@ def test_missing_processes_are_listed(address: str) -> None:
 
 
 def test_long_list_of_missing_processes_is_truncated(address: str) -> None:
-    (problem,) = gather([RankPlace(0, 16_384, address)], limit_s=0.2)
+    (problem,) = gather([RankPlace(0, 16_384, address, "torchrun")], limit_s=0.2)
     assert problem.endswith(
         ": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 and 16,363 more"
     )
 
 
 def test_missing_first_process_is_reported(address: str) -> None:
-    (problem,) = gather([RankPlace(1, 2, address)], limit_s=0.5)
+    (problem,) = gather([RankPlace(1, 2, address, "torchrun")], limit_s=0.5)
     assert problem == (
         f"process 1 of 2: no answer from process 0 at {address} in 0.5 s (Connection refused)"
     )
@@ -70,23 +70,26 @@ def test_silent_first_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(meeting, "LINE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        (problem,) = gather([RankPlace(1, 2, address)], limit_s=0.3)
+        (problem,) = gather([RankPlace(1, 2, address, "torchrun")], limit_s=0.3)
     assert problem == (
         f"process 1 of 2: no answer from process 0 at {address} in 0.3 s (it was reached)"
     )
 
 
 def test_unresolvable_host_is_reported() -> None:
-    (problem,) = gather([RankPlace(1, 2, "no-such-host.invalid:80")], limit_s=0.5)
+    (problem,) = gather([RankPlace(1, 2, "no-such-host.invalid:80", "torchrun")], limit_s=0.5)
     assert "process 1 of 2: no answer from process 0 at no-such-host.invalid:80" in problem
 
 
 @pytest.mark.parametrize(
     ("third", "problem"),
     [
-        (RankPlace(1, 3, "127.0.0.1:1"), "two processes of 3 have rank 1: their ranks must differ"),
         (
-            RankPlace(2, 4, "127.0.0.1:1"),
+            RankPlace(1, 3, "127.0.0.1:1", "torchrun"),
+            "two processes of 3 have rank 1: their ranks must differ",
+        ),
+        (
+            RankPlace(2, 4, "127.0.0.1:1", "torchrun"),
             "process 2 of 4 can't meet process 0 of 3: the sizes differ",
         ),
     ],
@@ -95,9 +98,9 @@ def test_conflicting_ranks_or_sizes_are_refused(
     address: str, third: RankPlace, problem: str
 ) -> None:
     places = [
-        RankPlace(0, 3, address),
-        RankPlace(1, 3, address),
-        RankPlace(third.rank, third.size, address),
+        RankPlace(0, 3, address, "torchrun"),
+        RankPlace(1, 3, address, "torchrun"),
+        RankPlace(third.rank, third.size, address, "torchrun"),
     ]
     problems = gather(places, limit_s=3.0)
     # A process that comes later finds nobody.
@@ -109,7 +112,7 @@ def test_conflicting_ranks_or_sizes_are_refused(
 def test_port_in_use_is_reported(address: str) -> None:
     host, port = address.split(":")
     with socket.create_server((host, int(port))):
-        (problem,) = gather([RankPlace(0, 2, address)])
+        (problem,) = gather([RankPlace(0, 2, address, "torchrun")])
     assert problem == f"process 0 of 2: can't listen at {address}: Address already in use"
 
 
@@ -135,9 +138,11 @@ def test_foreign_and_dead_connections_are_ignored(address: str) -> None:
                     time.sleep(0.02)
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(gather, [RankPlace(0, 3, address)])
+        first = pool.submit(gather, [RankPlace(0, 3, address, "torchrun")])
         pool.submit(disturb).result()
-        assert gather([RankPlace(1, 3, address), RankPlace(2, 3, address)]) == ["", ""]
+        assert gather(
+            [RankPlace(1, 3, address, "torchrun"), RankPlace(2, 3, address, "torchrun")]
+        ) == ["", ""]
         assert first.result() == [""]
 
 
@@ -160,4 +165,4 @@ def test_slow_foreign_connection_does_not_block() -> None:
 def test_first_process_listens_at_its_host_name(address: str) -> None:
     name = socket.gethostname()
     port = address.split(":")[1]
-    assert gather([RankPlace(rank, 2, f"{name}:{port}") for rank in (0, 1)]) == ["", ""]
+    assert gather([RankPlace(rank, 2, f"{name}:{port}", "torchrun") for rank in (0, 1)]) == ["", ""]

@@ -13,10 +13,12 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.replay import open_at
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
+from pipeline.stages.fine_tuning import restore_weights_of
 from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -125,6 +127,19 @@ def test_checkpoint_has_adapters_and_their_sum_is_read(base: Path, whole: Path) 
     expected = changed * length / np.linalg.norm(changed, axis=0)
     np.testing.assert_allclose(after["params/dense_0/kernel"], expected, rtol=1e-4, atol=1e-6)
     assert not np.allclose(after["params/dense_0/kernel"], kernel, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_run_can_start_from_the_sum(whole: Path, tiny: Compose) -> None:
+    recipe = tiny(*BASE, f"checkpoint.restore={whole}")
+    dataset = load_data(recipe, Reporter())
+    like = build(recipe, dataset, Reporter()).state
+    restored = restore_weights_of(recipe, dataset, like, lambda text: None)
+    merged = read_trained_run(whole).arrays
+    variables = flatten_by_path(restored.state.variables)
+    assert {*variables} == {*merged}
+    for name, array in merged.items():
+        np.testing.assert_array_equal(variables[name], array)
 
 
 @pytest.mark.slow

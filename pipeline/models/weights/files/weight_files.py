@@ -32,12 +32,20 @@ from pipeline.models.weights.files.named_arrays import (
 
 _ZIP = b"PK\x03\x04"
 _UNREADABLE = (
-    *(OSError, ValueError, EOFError, MemoryError, OverflowError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error, SafetensorError, RuntimeError),
+    OSError,
+    ValueError,
+    EOFError,  # zipfile and pickle, for cut data
+    MemoryError,
+    OverflowError,  # numpy, for sizes beyond 64 bits
+    RuntimeError,  # zipfile, for encrypted parts and other compressions; h5py
+    zipfile.BadZipFile,
+    zlib.error,
+    SafetensorError,
 )
 """Errors that the readers and their libraries raise for damaged files."""
 
-TENSORFLOW_SUFFIXES = (".index", ".h5", ".hdf5", ".keras")
+_HDF5_SUFFIXES = (".h5", ".hdf5", ".keras")
+TENSORFLOW_SUFFIXES = (".index", *_HDF5_SUFFIXES)
 _SAFETENSORS_DTYPES = {
     **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
     **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
@@ -194,6 +202,10 @@ def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     if "__metadata__" in arrays:
         raise ValueError("a .safetensors can't hold an array called __metadata__")
+    for name, array in arrays.items():
+        # The format has further types, such as complex64, which aren't read.
+        if array.dtype.newbyteorder("=") not in _SAFETENSORS_DTYPES.values():
+            raise ValueError(f"{show_name(name)} is {array.dtype}, which couldn't be read again")
     # The package's save_file makes the file readable only by its owner.
     path.write_bytes(safetensors.numpy.save(dict(arrays)))
 
@@ -205,7 +217,7 @@ _READERS: dict[str, Callable[[Path], Arrays]] = {
     ".pth": _read_torch,
     ".npz": read_npz,
     ".index": _read_index,
-    **dict.fromkeys(TENSORFLOW_SUFFIXES[1:], _read_hdf5),
+    **dict.fromkeys(_HDF5_SUFFIXES, _read_hdf5),
 }
 _WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
     ".safetensors": _write_safetensors,

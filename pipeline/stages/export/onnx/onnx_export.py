@@ -238,8 +238,8 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
     specs = {name: ColumnSpec(value.shape, value.dtype) for name, value in mapped.items()}
     inputs = choose_inputs(recipe, specs, tuple(specs))
     values = inputs.pack(lambda array: graph.cast(mapped[array.column], array.dtype))
-    model = recipe.model.fit_to_table(find_table_layout(map_inputs(recipe, samples).ops))
-    model = model.fit_to_targets(samples.targets)
+    layout = find_table_layout(map_inputs(recipe, samples).ops)
+    model = recipe.model.fit(layout, samples.targets)
     assert isinstance(model, LayeredModelSpec), "a fitted model keeps its class"
     layers = model.layers_for(len(samples.classes))
     value, mask, masks = separate_masks(layers, values)

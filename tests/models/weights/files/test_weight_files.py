@@ -6,6 +6,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -80,6 +81,21 @@ def test_scalar_and_empty_array_keep_their_shapes(suffix: str, tmp_path: Path) -
     read = read_weights(tmp_path / f"w{suffix}")
     assert {name: array.shape for name, array in read.items()} == {"scalar": (), "empty": (2, 0)}
     assert read["scalar"] == 2.5
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, ml_dtypes.float8_e4m3fn, np.longdouble])
+def test_type_that_is_not_read_is_not_written(dtype: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(
+        DataError, match=r"can't be written: a is \w+, which couldn't be read again"
+    ):
+        write_weights(path, {"a": np.ones(2).astype(dtype)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_big_endian_array_is_written(tmp_path: Path) -> None:
+    write_weights(tmp_path / "w.safetensors", {"a": np.arange(3, dtype=">f4")})
+    np.testing.assert_array_equal(read_weights(tmp_path / "w.safetensors")["a"], [0, 1, 2])
 
 
 def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
