@@ -302,7 +302,9 @@ def _judge_by_first_step(progress: RecipeProgress, run_dir: Path, other_dir: Pat
     # Isn't true if a loss isn't finite.
     if change > FIRST_STEP_ROUNDING:
         assert progress.other is not None
-        figures = f"{format_figure(loss)}, and {format_figure(other_loss)} in {progress.other.label}"
+        figures = (
+            f"{format_figure(loss)}, and {format_figure(other_loss)} in {progress.other.label}"
+        )
         text = f"step 1 differs by more than rounding: loss {figures}; --other-draws allows it"
         for item in progress.pending:
             if isinstance(item.rule, FigureValue):
