@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -178,9 +179,13 @@ def write_fork(
     `process` describes this process, as in provenance.json, `host` is the host's state, and
     `select` returns the part of a state that checkpoints have.
     Raises RunError if it can't be written, or if the folder holds a run; DataError if it holds
-    other files, or if a log of the run can't be read.
+    other files, or if a log of the run can't be read. Then nothing of the fork is left.
     """
-    with lock_run(folder, new=True), convert_write_errors(folder):
+    with (
+        lock_run(folder, new=True),
+        convert_write_errors(folder),
+        _remove_if_failed(folder),
+    ):
         _copy_records(folder, fork, process)
         tree = fork.recipe.model_dump(mode="json")
         retention = Retention(KEEP_ALL, fork.recipe.checkpoint.best)
@@ -190,6 +195,21 @@ def write_fork(
             checkpoints.save(fork.step, state, host, metrics)
             checkpoints.finish()
         write_recipe(folder, fork.recipe)
+
+
+@contextmanager
+def _remove_if_failed(folder: Path) -> Iterator[None]:
+    """Remove what the block adds to a folder if it raises an error."""
+    before = set(folder.iterdir())
+    try:
+        yield
+    except BaseException:
+        for path in set(folder.iterdir()) - before:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def copy_fork(folder: Path, fork: Fork, process: Mapping[str, Any]) -> None:
