@@ -69,7 +69,7 @@ HOST_ONLY: Mapping[str, str] = {
     "launch.start_seconds": "only with several processes: how long they wait",
     "launch.stuck_seconds": "only with several processes: how long they wait",
     "launch.end_seconds": "only with several processes: how long they wait",
-    "profile.aic_metrics": "only with profile.mode and an Ascend device",
+    "profile.aic_metrics": "only with profile.mode: then counters that nothing has are refused",
     "launch.name": "without a launcher around, auto finds one process, as none does",
     "monitor.lineage": "facts of the user, which recipe.yaml and reports show",
     "train.planned_for": "only for a run that resumes: finds it by its deadline",
