@@ -41,7 +41,6 @@ HOST_ONLY: Mapping[str, str] = {
     "dataset.mirrors": "only for a download: where the files come from",
     "cache.root": "where copies and programs are stored; numbers are the same",
     "checkpoint.every_seconds": "how much work a crash loses: the run is shorter",
-    "checkpoint.keep_minutes": "which checkpoints stay after minutes: the run is shorter",
     "checkpoint.optimizer": "only with checkpoint.prefix: what MindSpore's files have",
     "checkpoint.partial": "only with checkpoint.restore",
     "checkpoint.renames": "only with checkpoint.restore",
