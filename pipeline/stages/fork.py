@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,13 @@ from pipeline.checkpoint.manifest import DamagedError, read_json, write_manifest
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import DataError
-from pipeline.core.files.atomic_write import commit, convert_write_errors, format_json, write_whole
+from pipeline.core.files.atomic_write import (
+    commit,
+    convert_write_errors,
+    format_json,
+    remove_if_failed,
+    write_whole,
+)
 from pipeline.core.files.tree_diff import Difference
 from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, LogLine, read_lines
@@ -184,7 +189,7 @@ def write_fork(
     with (
         lock_run(folder, new=True),
         convert_write_errors(folder),
-        _remove_if_failed(folder),
+        remove_if_failed(folder),
     ):
         _copy_records(folder, fork, process)
         tree = fork.recipe.model_dump(mode="json")
@@ -195,21 +200,6 @@ def write_fork(
             checkpoints.save(fork.step, state, host, metrics)
             checkpoints.finish()
         write_recipe(folder, fork.recipe)
-
-
-@contextmanager
-def _remove_if_failed(folder: Path) -> Iterator[None]:
-    """Remove what the block adds to a folder if it raises an error."""
-    before = set(folder.iterdir())
-    try:
-        yield
-    except BaseException:
-        for path in set(folder.iterdir()) - before:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        raise
 
 
 def copy_fork(folder: Path, fork: Fork, process: Mapping[str, Any]) -> None:

@@ -8,14 +8,12 @@ It is a reproducer (inspect/autopsy/on_failure.py) with the facts of the step.
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.atomic_write import commit, convert_write_errors, write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, remove_if_failed, write_whole
 from pipeline.core.files.csv_file import format_csv
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.on_failure import STEP, Reproducer, read_inputs, write_inputs
@@ -51,15 +49,9 @@ def write_bundle(
 
     `folder` is new or empty, and stays so if the bundle can't be written: then RunError is raised.
     """
-    draft = folder.with_name(f"{folder.name}.{socket.gethostname()}.{os.getpid()}.part")
-    with convert_write_errors(folder):
-        draft.mkdir(parents=True)
-        try:
-            write_inputs(draft, run_dir, config, state, batch, {KEY: facts})
-            write_whole(draft / SAMPLES, format_csv(facts["samples"]))
-            commit(draft, folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+    with convert_write_errors(folder), remove_if_failed(folder):
+        write_whole(folder / SAMPLES, format_csv(facts["samples"]))
+        write_inputs(folder, run_dir, config, state, batch, {KEY: facts})
 
 
 def read_bundle(folder: Path) -> Reproducer:
