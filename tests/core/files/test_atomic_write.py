@@ -211,11 +211,16 @@ def test_failed_folder_keeps_what_it_had(tmp_path: Path, is_new: bool) -> None:
     earlier = [] if is_new else [tmp_path / "earlier"]
     for path in earlier:
         path.touch()
-    with pytest.raises(KeyboardInterrupt), remove_if_failed(folder):
-        (folder / "inner").mkdir()
-        (folder / "inner" / "file").touch()
-        (folder / "file").touch()
-        raise KeyboardInterrupt
+
+    def stop_between_files() -> None:
+        with remove_if_failed(folder):
+            (folder / "inner").mkdir()
+            (folder / "inner" / "file").touch()
+            (folder / "file").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_between_files()
     assert list(tmp_path.rglob("*")) == earlier
     with remove_if_failed(folder):
         (folder / "file").touch()
