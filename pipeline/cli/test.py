@@ -28,6 +28,7 @@ def main(
     pairs: int = 16,
     *,
     record: bool = False,
+    other_draws: bool = False,
 ) -> CommandResult:
     """Train recipes, and print a line for each of their expectations.
 
@@ -39,7 +40,9 @@ def main(
     outcomes: list[ExpectationOutcome] = []
     with _open_side(against) as other:
         for tested in tested_recipes:
-            judged = judge_recipe(tested, other, most_pairs=pairs, records=record)
+            judged = judge_recipe(
+                tested, other, most_pairs=pairs, records=record, draws_differ=other_draws
+            )
             for outcome in judged:
                 print(printable(str(outcome)), flush=True)
             outcomes += judged

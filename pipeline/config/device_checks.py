@@ -1,4 +1,4 @@
-"""Rules about several devices and processes. Each yields its problems, which begin with a key."""
+"""Rules about devices and processes. Each yields its problems, which begin with a key."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pipeline.training.parallel.parallel_spec import count_shards
 
 COMPILE_STAGES = ("data", "build", "compile")
 """Stages that run nothing on a device."""
+COUNTERS = "PipeUtilization"
+"""The counters of a profile."""
 
 
 def check_parallel_mode(recipe: Recipe) -> Iterator[str]:
@@ -257,6 +259,16 @@ def check_target(recipe: Recipe) -> Iterator[str]:
         yield "train.remat_bytes = null: must be given with device.target, which has no memory here"
 
 
+def check_profile_counters(recipe: Recipe) -> Iterator[str]:
+    """A profile has the shares of units: no device here has the other counters of a chip."""
+    profile = recipe.profile
+    if profile.mode != "off" and profile.aic_metrics != COUNTERS:
+        yield (
+            f"profile.aic_metrics = {profile.aic_metrics}: no device here counts these; must be "
+            f"{COUNTERS}, the shares of its units"
+        )
+
+
 RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     check_parallel_mode,
     check_mesh,
@@ -266,4 +278,5 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     check_sharding,
     check_launcher,
     check_target,
+    check_profile_counters,
 )

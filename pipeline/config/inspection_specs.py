@@ -134,8 +134,8 @@ class ProfileSpec(Spec):
         "ResourceConflictRatio",
         "L2Cache",
     ]
-    """Counters of an Ascend core. In every mode, the emulated Ascend has shares of its pipes, and
-    other devices have shares of their peak rates."""
+    """Counters of an Ascend core. A profile has those of PipeUtilization: shares of the emulated
+    chip's pipes, or of another device's peak rates. Others are refused, unless the mode is off."""
 
 
 METRICS: tuple[str, ...] = get_args(ProfileSpec.model_fields["aic_metrics"].annotation)

@@ -29,7 +29,13 @@ from pipeline.checkpoint.manifest import DamagedError, read_json, write_manifest
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import list_event_periods
 from pipeline.core.errors import DataError
-from pipeline.core.files.atomic_write import commit, convert_write_errors, format_json, write_whole
+from pipeline.core.files.atomic_write import (
+    commit,
+    convert_write_errors,
+    format_json,
+    remove_if_failed,
+    write_whole,
+)
 from pipeline.core.files.tree_diff import Difference
 from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, LogLine, read_lines
@@ -178,9 +184,13 @@ def write_fork(
     `process` describes this process, as in provenance.json, `host` is the host's state, and
     `select` returns the part of a state that checkpoints have.
     Raises RunError if it can't be written, or if the folder holds a run; DataError if it holds
-    other files, or if a log of the run can't be read.
+    other files, or if a log of the run can't be read. Then nothing of the fork is left.
     """
-    with lock_run(folder, new=True), convert_write_errors(folder):
+    with (
+        lock_run(folder, new=True),
+        convert_write_errors(folder),
+        remove_if_failed(folder),
+    ):
         _copy_records(folder, fork, process)
         tree = fork.recipe.model_dump(mode="json")
         retention = Retention(KEEP_ALL, fork.recipe.checkpoint.best)

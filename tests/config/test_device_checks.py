@@ -45,6 +45,10 @@ REFUSED = {
         [MEMORY, "dataset.train.num_shards=2", "dataset.train.shard_id=0"],
         "dataset.train.num_shards = 2: must be null with train.memory = auto, which divides every",
     ),
+    "counters": (
+        ["profile.mode=on", "profile.aic_metrics=L2Cache"],
+        "profile.aic_metrics = L2Cache: no device here counts these; must be PipeUtilization",
+    ),
     "no mode": (["parallel.devices=2"], "parallel.devices = 2: needs parallel.mode=data; it is"),
     "mesh": (
         [DATA, "parallel.devices=4", "parallel.mesh={data: 2}"],

@@ -170,8 +170,9 @@ RECIPE_COMMANDS = (
         "test",
         "do runs of recipes meet their section `expect`?",
         """Train recipes, and print a line for each expectation of their section `expect`. Against
-        another side, equal bits need one short run of each; else both train over the same seeds,
-        until a test at 99 % finds a difference, or the pairs are used.
+        another side, equal bits need one short run of each, and so does a first step that differs
+        by more than rounding; else both train over the same seeds, until a test at 99 % finds a
+        difference, or the pairs are used.
 
         Exit status: 0 all are met, 1 one isn't or nothing could be compared, 2 a recipe is
         wrong.""",
@@ -197,6 +198,10 @@ RECIPE_COMMANDS = (
                 "--pairs", "Most pairs of runs for an expectation.", least=9, most=1000, default=16
             ),
             flag("--record", text="Record the figures of this run, then compare."),
+            flag(
+                "--other-draws",
+                text="The commit draws other random numbers, on purpose: pairs alone decide.",
+            ),
         ],
         example="test lenet5_digits --against HEAD~1 --junit expectations.xml",
     ),

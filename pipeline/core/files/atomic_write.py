@@ -8,6 +8,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -64,6 +65,27 @@ def convert_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         file = error.filename or path
         raise RunError(f"{file}: can't be written: {get_system_reason(error)}") from error
+
+
+@contextmanager
+def remove_if_failed(folder: Path) -> Iterator[None]:
+    """Make a folder, and if the block raises an error, remove what was added to it; the folder too
+    if it was made. Raises OSError."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.iterdir())
+    try:
+        yield
+    except BaseException:
+        for path in set(folder.iterdir()) - before:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _is_device(path: Path) -> bool:

@@ -21,6 +21,12 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
     step_ms = report.step_ms
     iteration = report.iteration
     operators = _list_operators(report)
+    times = IterationTimes(
+        iteration=iteration.iteration_us / 1e3,
+        data_tail=iteration.interval_us / 1e3,
+        fp_bp=iteration.fp_bp_us / 1e3,
+        update_tail=iteration.tail_us / 1e3,
+    )
     idle_ms = step_ms - sum(report.phases.values())
     phase_ms = {**report.phases, "between operators": max(0.0, idle_ms)}
     return StepProfile(
@@ -37,12 +43,7 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
         ),
         layers=_list_layers(report),
         operators=operators if recipe.profile.task_trace else (),
-        iteration=IterationTimes(
-            iteration=iteration.iteration_us / 1e3,
-            data_tail=iteration.interval_us / 1e3,
-            fp_bp=iteration.fp_bp_us / 1e3,
-            update_tail=iteration.tail_us / 1e3,
-        ),
+        iteration=times if recipe.profile.training_trace else None,
         memory={name: int(pool.used_bytes) for name, pool in report.memory.pools.items()},
         shares={str(kind): share for kind, share in report.shares.items()},
     )

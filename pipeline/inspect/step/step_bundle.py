@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.atomic_write import convert_write_errors, write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, remove_if_failed, write_whole
 from pipeline.core.files.csv_file import format_csv
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.on_failure import STEP, Reproducer, read_inputs, write_inputs
@@ -45,11 +45,13 @@ def write_bundle(
     batch: Batch,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write a bundle, whose `facts` have a list of `samples`. Raises RunError if it can't."""
-    with convert_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_inputs(folder, run_dir, config, state, batch, {KEY: facts})
+    """Write a bundle, whose `facts` have a list of `samples`.
+
+    `folder` is new or empty, and stays so if the bundle can't be written: then RunError is raised.
+    """
+    with convert_write_errors(folder), remove_if_failed(folder):
         write_whole(folder / SAMPLES, format_csv(facts["samples"]))
+        write_inputs(folder, run_dir, config, state, batch, {KEY: facts})
 
 
 def read_bundle(folder: Path) -> Reproducer:

@@ -128,6 +128,7 @@ def _find_computation(kind: type[LayerSpec]) -> Callable[..., Array] | None:
             return None
         module = _MODULES.get(f"{base.__module__}.{base.__name__}")
         if module is not None:
+            # This waits for another thread that imports it: what it registers may not work yet.
             import_module(module)
         if base in _computations:
             return _computations[base]
@@ -144,14 +145,7 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
 
     def register(computation: Computation) -> Computation:
         is_module = isinstance(computation, type)
-        compute = partial(_apply_module, computation) if is_module else computation
-
-        def apply(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
-            # A module that another thread is importing has registered what it can't compute yet.
-            if computation.__module__ in COMPUTATIONS:
-                import_module(computation.__module__)
-            return cast(Array, compute(layer, x, context))
-
+        apply = partial(_apply_module, computation) if is_module else computation
         _computations[description] = apply
         return computation
 

@@ -1,7 +1,8 @@
 """Judgement of a recipe's expectations by runs of this side, and of another one.
 
-Equal bits are met by one run of each side. If bits differ, both sides train over the same seeds
-until the test of `pipeline.study.paired_test` decides, which is valid after every pair.
+Equal bits are met by one run of each side. If bits differ, so must step 1 by no more than rounding,
+since no update comes before it, and both sides train over the same seeds until the test of
+`pipeline.study.paired_test` decides, which is valid after every pair.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import resolve_level
 from pipeline.core.errors import PipelineError
 from pipeline.core.files.name_text import show_name
 from pipeline.study.expect.expectations import (
@@ -60,6 +63,8 @@ MIN_ROUNDING = 1e-6
 """Relative rounding that evaluations may have although training has the same bits."""
 MIN_LOSS = 1e-3
 """Losses below are compared as if they were so large, since rounding is of larger numbers."""
+FIRST_STEP_ROUNDING = 1e-3
+"""Relative difference that the losses of step 1 may have by rounding in float32."""
 Judgement = tuple[Verdict, str]
 
 
@@ -80,6 +85,8 @@ class RecipeProgress:
     scratch: Path
     other: CodeSide | None
     most_pairs: int
+    compares_first_step: bool
+    """Whether the losses of step 1 decide if they differ by more than rounding."""
     judgements: dict[Expectation, Judgement] = field(default_factory=dict)
     seconds: dict[Expectation, float] = field(default_factory=dict)
 
@@ -95,16 +102,23 @@ class RecipeProgress:
 
 
 def judge_recipe(
-    tested: RecipeTest, against: CodeSide | Path | None, *, most_pairs: int, records: bool = False
+    tested: RecipeTest,
+    against: CodeSide | Path | None,
+    *,
+    most_pairs: int,
+    records: bool = False,
+    draws_differ: bool = False,
 ) -> list[ExpectationOutcome]:
     """Return the outcome of each expectation of a recipe.
 
     `against` is another side, or the directory of a run. At most `most_pairs` pairs are run. With
-    `records`, figures of this run are recorded before they are compared.
+    `records`, figures of this run are recorded before they are compared. With `draws_differ`, the
+    sides draw other random numbers on purpose, so pairs alone decide.
     """
+    compares_first_step = not draws_differ and _computes_in_float32(tested.recipe)
     with tempfile.TemporaryDirectory(prefix="pipeline-test-") as scratch:
         other = against if isinstance(against, CodeSide) else None
-        progress = RecipeProgress(tested, Path(scratch), other, most_pairs)
+        progress = RecipeProgress(tested, Path(scratch), other, most_pairs, compares_first_step)
         try:
             run_dir = progress.scratch / "run"
             begun = time.perf_counter()
@@ -265,7 +279,36 @@ def _judge_by_side(progress: RecipeProgress, run_dir: Path, other: CodeSide) -> 
             change = _compare_evaluations(run_dir, other_dir)
             if change is not None:
                 progress.judgements[item] = "not met", f"{change} in {other.label}"
+    _judge_by_first_step(progress, run_dir, other_dir)
     _judge_by_pairs(progress, other)
+
+
+def _computes_in_float32(recipe: Recipe) -> bool:
+    return resolve_level(recipe) == "O0" and not recipe.train.to_float
+
+
+def _judge_by_first_step(progress: RecipeProgress, run_dir: Path, other_dir: Path) -> None:
+    """Judge what has other bits by the losses of step 1, if they differ by more than rounding.
+
+    No update comes before step 1, so both sides have the same weights, samples and random numbers,
+    unless a change of the code changed one of these or the loss itself. A difference of the losses
+    is larger by far than what rounding makes, but in the mean over seeds it may be 0.
+    """
+    losses = [read_series(folder, LOSS, 1).get(1) for folder in (run_dir, other_dir)]
+    loss, other_loss = losses
+    if not progress.compares_first_step or loss is None or other_loss is None:
+        return
+    change = abs(loss - other_loss) / max(abs(other_loss), MIN_LOSS)
+    # Isn't true if a loss isn't finite.
+    if change > FIRST_STEP_ROUNDING:
+        assert progress.other is not None
+        figures = (
+            f"{format_figure(loss)}, and {format_figure(other_loss)} in {progress.other.label}"
+        )
+        text = f"step 1 differs by more than rounding: loss {figures}; --other-draws allows it"
+        for item in progress.pending:
+            if isinstance(item.rule, FigureValue):
+                progress.judgements[item] = "not met", text
 
 
 def _compare_evaluations(run_dir: Path, other_dir: Path) -> str | None:
@@ -309,6 +352,7 @@ def _judge_by_pairs(progress: RecipeProgress, other: CodeSide) -> None:
         begun = time.perf_counter()
         pairs = _train_pairs(progress, other, seeds)
         for seed in seeds:
+            _judge_by_first_step(progress, *pairs[seed])
             for item in progress.pending:
                 differences[item].append(_measure_difference(item, *(pairs[seed])))
                 judgement = _decide(item, np.array(differences[item]), other.label)

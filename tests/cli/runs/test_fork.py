@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from pipeline import run
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import DataError, PipelineError, RecipeError, RunError, UsageError
+from pipeline.stages import fork as stages_fork
 from pipeline.stages.record.provenance import read_provenance
 from tests.command_line import dump
 from tests.command_line import fork as fork_command
@@ -220,6 +222,23 @@ def test_folder_that_is_not_empty_is_refused(trained: Path, tmp_path: Path) -> N
         fork_command([f"{trained}@3", f"--out={tmp_path}"])
     with pytest.raises(UsageError, match="must be a new or an empty folder"):
         fork_command([f"{trained}@3", f"--out={trained}"])
+
+
+def test_fork_that_cannot_be_written_leaves_nothing(
+    fork: Fork, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even in a folder that was made for it, which a second try can use."""
+    (tmp_path / "fork").mkdir()
+
+    def fill_disk(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages_fork, "write_recipe", fill_disk)
+        with pytest.raises(RunError, match=r"fork: can't be written: No space left on device"):
+            fork(f"{trained}@3", tmp_path / "fork")
+    assert [path.name for path in (tmp_path / "fork").iterdir()] == [".lock"]
+    assert fork(f"{trained}@3", tmp_path / "fork") == 0
 
 
 def test_folder_that_cannot_be_made_is_refused_before_the_replay(

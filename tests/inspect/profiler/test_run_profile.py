@@ -207,6 +207,17 @@ def test_profile_has_emulated_and_measured_devices(tiny: Compose, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_iterations_and_operators_can_be_left_out(tiny: Compose, tmp_path: Path) -> None:
+    """Of the emulated device and of the measured one."""
+    stages = "stages=[data,build,compile,train]"
+    without = ("profile.training_trace=false", "profile.task_trace=false")
+    run(tiny(SHORT, "profile.mode=only", "device=ascend910", stages, *without), tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
+    assert [profile["iteration"] for profile in found["profiles"]] == [None, None]
+    assert [profile["operators"] for profile in found["profiles"]] == [[], []]
+
+
+@pytest.mark.slow
 def test_too_short_run_is_refused(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

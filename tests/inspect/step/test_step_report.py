@@ -6,6 +6,7 @@ Terms and gradients of single samples, compared with formulas in numpy.
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import re
 import shutil
@@ -17,9 +18,10 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe, run
-from pipeline.core.errors import DataError, UsageError
+from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, open_recipe
+from pipeline.inspect.step import step_bundle
 from pipeline.inspect.step.step_report import SampleShares, measure_samples
 from tests.command_line import step
 from tests.conftest import MLP, compose_tiny
@@ -178,6 +180,19 @@ def test_bundle_of_padded_texts_has_their_bucket_and_lines(
         assert row["label"] in dict(ends)[int(line.replace(",", ""))].values()
     again = read_facts([str(bundle)], capsys)
     assert again["samples"] == facts["samples"]
+
+
+@pytest.mark.medium
+def test_bundle_that_cannot_be_written_leaves_nothing(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_disk(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(step_bundle, "format_csv", fill_disk)
+    with pytest.raises(RunError, match=r"bundle: can't be written: No space left on device"):
+        step([str(trained), "5", "--out", str(tmp_path / "bundle")])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_input_has_one_message(trained: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ apply_layers.COMPUTATIONS["slow_module"] = ("Doubled",)
 apply_layers._MODULES["__main__.Doubled"] = "slow_module"
 results = []
 def work():
-    results.append(apply_layers.apply_layer(Doubled(), 2, None))
+    results.append(apply_layers.apply_layer(Doubled(name="doubled"), 2, None))
 first = threading.Thread(target=work)
 first.start()
 registered.wait()
@@ -103,7 +103,7 @@ work()
 first.join()
 print(results)
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert run.stdout == "[4, 4]\n", run.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 from pipeline import load_recipe
 from pipeline.api import get_group_size, get_rank
 from pipeline.core.errors import RecipeError
+from pipeline.core.host import jax_private
+from pipeline.core.host.launchers import RankPlace
 from pipeline.data.columns import RawData
 from pipeline.data.sources.digits import Digits
+from pipeline.stages.launch import join, meeting
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from tests import outcome
@@ -126,6 +130,24 @@ def test_data_of_a_run_without_others_is_read_as_rank_0(
     run(recipe, RunOptions(run_dir=tmp_path / "run"))
     assert ranks == [(0, 1)]
     assert (get_rank(), get_group_size()) == (1, 2)
+
+
+def test_waits_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: dict[str, float] = {}
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(meeting, "meet", lambda _, limit_s: seconds.update(start=limit_s))
+    monkeypatch.setattr(jax_private, "has_open_devices", lambda: False)
+    monkeypatch.setattr(jax_private, "get_coordination_client", lambda: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **waits: seconds.update(waits))
+    monkeypatch.setattr(join.atexit, "register", lambda _: None)
+    keys = ["launch.start_seconds=11", "launch.stuck_seconds=12", "launch.end_seconds=13"]
+    recipe = load_recipe("lenet5_digits", [*keys, "launch.heartbeat_seconds=14"])
+    ranks = join._connect(RankPlace(1, 2, "127.0.0.1:1", "torchrun"), recipe.launch, None)
+    assert seconds["start"] == 11
+    assert os.environ["XLA_FLAGS"] == "--xla_cpu_collective_timeout_seconds=12"
+    assert ranks.timeout_s == 12
+    assert seconds["shutdown_timeout_seconds"] == 13
+    assert seconds["heartbeat_timeout_seconds"] == 14
 
 
 @pytest.mark.parametrize("engine", ENGINES)

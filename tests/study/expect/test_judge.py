@@ -37,11 +37,12 @@ def run_test(
         write: Write,
         against: CodeSide | Path | None = None,
         *,
-        records: bool = False,
+        recipe: Recipe = digits,
+        **options: bool,
     ) -> list[ExpectationOutcome]:
         monkeypatch.setattr(judge, "make_here", lambda: make_side(write, "here"))
-        tested = RecipeTest("mine", tmp_path / "mine.yaml", digits, parse_expectations(section))
-        return judge.judge_recipe(tested, against, most_pairs=16, records=records)
+        tested = RecipeTest("mine", tmp_path / "mine.yaml", recipe, parse_expectations(section))
+        return judge.judge_recipe(tested, against, most_pairs=16, **options)
 
     return run
 
@@ -51,11 +52,14 @@ def write_constant(loss: float, **settings: Any) -> Write:
 
 
 def write_noisy(shift: float, number: int, scale: float = 0.1) -> Write:
-    """Losses around `shift`, whose noise is the same in no two sides; `number` is the side's."""
+    """Losses around `shift` after the first, whose noise is the same in no two sides; `number` is
+    the side's."""
 
     def write(folder: Path, seed: int) -> None:
         noise = np.random.default_rng((seed, number)).normal(0, scale, 5)
-        write_run(folder, list(1 + shift + noise), {"accuracy": 0.9 + shift}, step_ms=1 + shift)
+        first = 2 + 1e-6 * noise[0]
+        losses = [first, *(1 + shift + noise[1:])]
+        write_run(folder, losses, {"accuracy": 0.9 + shift}, step_ms=1 + shift)
 
     return write
 
@@ -159,7 +163,7 @@ def test_systematic_difference_is_found_by_pairs(
     side = make_side(write_noisy(0.0, 1))
     outcomes = run_test(section, write_noisy(-0.3, 0), side)
     assert verdicts(outcomes) == ["not met", "not met"]
-    assert "bits differ, and mean loss of 5 steps is -0.3" in outcomes[0].figure
+    assert "bits differ, and mean loss of 5 steps is -0.2" in outcomes[0].figure
 
 
 @pytest.mark.medium
@@ -171,6 +175,79 @@ def test_noise_without_a_difference_is_met(
     )
     assert outcome.verdict == "met"
     assert "bits differ, but no difference is found in 16 pairs" in outcome.figure
+
+
+def write_by_seed(
+    losses: dict[int, float], number: int = 0, seeds: list[int] | None = None
+) -> Write:
+    """Runs whose loss of step 1 is 2 unless `losses` has the seed's; `seeds` gets their seeds.
+    `number` is the side's."""
+
+    def write(folder: Path, seed: int) -> None:
+        if seeds is not None:
+            seeds.append(seed)
+        # Later losses differ by rounding, so pairs don't decide.
+        rounding = np.random.default_rng((seed, number)).normal(0, 1e-6)
+        write_run(folder, [losses.get(seed, 2.0), 1 + rounding], {"accuracy": 0.9 + rounding})
+
+    return write
+
+
+@pytest.mark.medium
+def test_first_step_decides_without_pairs(
+    run_test: Callable[..., list[ExpectationOutcome]],
+) -> None:
+    """Another order of samples has a difference whose mean over seeds is 0."""
+    seeds: list[int] = []
+    side = make_side(write_constant(0.5))
+    section = {"loss@2": "recorded", "accuracy": "recorded"}
+    outcomes = run_test(section, write_by_seed({1: 2.01}, seeds=seeds), side)
+    assert verdicts(outcomes) == ["not met", "not met"]
+    text = "step 1 differs by more than rounding: loss 2.01, and 2 in other"
+    assert outcomes[0].figure == f"{text}; --other-draws allows it"
+    assert seeds == [1]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("loss", "verdict"), [(2.0019, "met"), (2.0021, "not met")])
+def test_first_steps_of_pairs_decide_too(
+    run_test: Callable[..., list[ExpectationOutcome]], loss: float, verdict: str
+) -> None:
+    """Two batches may have nearly the same loss by chance."""
+    side = make_side(write_by_seed({1: 2.0001}, 1))
+    (outcome,) = run_test({"loss@2": "recorded"}, write_by_seed({5: loss}), side)
+    assert outcome.verdict == verdict
+
+
+@pytest.mark.medium
+def test_bound_is_not_decided_by_the_first_step(
+    run_test: Callable[..., list[ExpectationOutcome]],
+) -> None:
+    side = make_side(write_constant(0.5))
+    (outcome,) = run_test({"accuracy": ">= 0.9x"}, write_by_seed({1: 2.01}), side)
+    assert outcome.verdict == "met"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("draws_differ", "overrides"),
+    [
+        (True, []),
+        (False, ["train.precision=bf16"]),
+        (False, ["train.to_float=[{pattern: '*', dtype: bfloat16}]"]),
+    ],
+    ids=["draws", "bf16", "to_float"],
+)
+def test_pairs_alone_decide_if_first_steps_may_differ(
+    run_test: Callable[..., list[ExpectationOutcome]], draws_differ: bool, overrides: list[str]
+) -> None:
+    side = make_side(write_by_seed({}, 1))
+    recipe = load_recipe("lenet5_digits", overrides)
+    write = write_by_seed({1: 2.01, 2: 1.99})
+    outcomes = run_test(
+        {"loss@2": "recorded"}, write, side, recipe=recipe, draws_differ=draws_differ
+    )
+    assert verdicts(outcomes) == ["met"]
 
 
 @pytest.mark.medium
