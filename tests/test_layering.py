@@ -75,6 +75,7 @@ LAZY_MODULES = {
     # The start of a command, and what few runs need.
     "pipeline.config.compose",
     "pipeline.config.privacy_robustness_checks",
+    "pipeline.core.files.error_text",
     "pipeline.data.folds",
     "pipeline.data.sources.combined",
     "pipeline.data.sources.text",

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.core.deprecations import FORMER_KEYS, rename_key
 from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems
 from pipeline.core.files.name_text import SYNONYMS, explain_unknown_name, find_nearest, show_name
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
@@ -94,6 +93,9 @@ def _describe_problem(details: ErrorDetails, path: TreePath, guess: TreePath | N
             problem = explain_unknown_name(find_kind(names) or "component", tag, names)
             return f"{key}.name = {show(tag)}: {problem}; {suggest_missing_flag()}"
         case "extra_forbidden":
+            # Imported here, since few recipes have unknown keys.
+            from pipeline.core.deprecations import FORMER_KEYS, rename_key
+
             question = f"; did you mean {show_name(format_key(guess))}?" if guess else ""
             rule = f"there is no such key{question}"
             if (former := FORMER_KEYS.get(str(path[-1]))) is not None:

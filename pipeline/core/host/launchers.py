@@ -292,7 +292,7 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
     started = [launcher for launcher in named if launcher.has_started(environment)]
     if not started and launch != "auto":
         # Reading it raises with its missing variables.
-        begun = [each for each in named if any(name in environment for name in each.variables)]
+        begun = [launcher for launcher in named if environment.keys() & set(launcher.variables)]
         started = (begun or named)[:1]
     launchers = [launcher for launcher in started if launcher.read_rank(environment)[1] > 1]
     if not launchers:

@@ -94,8 +94,8 @@ def print_ties(runs: Iterable[tuple[Mapping[str, Any], float]], metric: str) -> 
         name: np.array([first[seed] - by_seed[seed] for seed in first if seed in by_seed])
         for name, by_seed in repeated.items()
     }
-    compared = {name: each for name, each in pairs.items() if len(each) >= MIN_PAIRS}
-    tied = [name for name, each in compared.items() if count_pairs_to_decide(each) is None]
+    compared = [name for name in pairs if len(pairs[name]) >= MIN_PAIRS]
+    tied = [name for name in compared if count_pairs_to_decide(pairs[name]) is None]
     others = "no other has its seeds"
     if compared:
         others = "all others are worse"

@@ -98,12 +98,12 @@ def _list_references(form: Form) -> list[ValueOf | ArrayOf]:
 
 def _select_nodes(form: Form, output: ValueOf) -> tuple[Form, frozenset[int]]:
     """Return the nodes that a value depends on, and the indices of the inputs among them."""
-    wanted = {output.node}
+    names = {output.node}
     nodes = []
     for node in reversed(form.nodes):
-        if node.name in wanted:
+        if node.name in names:
             nodes.append(node)
-            wanted |= {item.node for item in find_references(node) if isinstance(item, ValueOf)}
+            names |= {item.node for item in find_references(node) if isinstance(item, ValueOf)}
     selected = Form(tuple(reversed(nodes)), output)
     references = (item for item in _list_references(selected) if isinstance(item, ValueOf))
     return selected, frozenset(item.item or 0 for item in references if item.node == INPUT)
