@@ -70,7 +70,7 @@ LAZY_MODULES = {
     "pipeline.training.features.components.measurements",
     "pipeline.training.losses",
     "pipeline.training.target_metrics",
-    "pipeline.training.optimizers.kronecker",
+    "pipeline.training.optimizers.layerwise",
     "pipeline.training.optimizers.thor.thor_spec",
     # The start of a command, and what few runs need.
     "pipeline.config.compose",

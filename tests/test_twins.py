@@ -95,7 +95,6 @@ COVERED = {
         "sinks of recipes beside chosen ones",
     ),
     "pipeline.stages.runner.*": ("stages/test_run.py", WHOLE_RUN),
-    "pipeline.study.sweep.*": ("study/sweep/test_study.py", "sweeps of studies"),
     # Commands, in the folder of what they run.
     "pipeline.__main__": ("cli/test_cli.py", "the command line as a process"),
     "pipeline.cli.runs.attack": (
@@ -144,7 +143,6 @@ COVERED = {
         "backends/ascend/cost/test_task_time_laws.py",
         "laws of prices, and hand-worked ones in test_task_time.py",
     ),
-    "pipeline.backends.ascend.estimate": ("backends/devices/test_ascend.py", "estimates of runs"),
     "pipeline.backends.ascend.published.networks.*": (
         "backends/ascend/published/test_networks.py",
         "parameter counts of all networks",
@@ -270,10 +268,6 @@ COVERED = {
     "pipeline.training.step_feature": (
         "training/features/components/test_weight_averages.py",
         "types",
-    ),
-    "pipeline.training.optimizers.kronecker": (
-        "training/optimizers/test_kronecker_transforms.py",
-        "updates of SOAP",
     ),
     "pipeline.training.features.hardest_samples": (
         "training/test_losses_reduction.py",

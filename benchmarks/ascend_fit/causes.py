@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.ascend_fit.populations import Deviation, leave_networks_out, measure_deviations
-from pipeline.backends.ascend.compiler.resizes import RESIZE_OPS
+from pipeline.backends.ascend.compiler.vendor_ops import RESIZE_OPS
 from pipeline.backends.ascend.cost.efficiency import load_calibration
 from pipeline.backends.ascend.published.scores import Population, PricedRow, load_classes
 from pipeline.backends.ascend.published.workloads import (

@@ -24,7 +24,7 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
 )
 from pipeline.core.errors import RunError
-from pipeline.core.host.item_sizes import get_item_bytes
+from pipeline.core.host.array_values import get_item_bytes
 
 KERNELS_FILE = Path(__file__).with_name("kernels.csv")
 

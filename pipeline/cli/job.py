@@ -31,8 +31,17 @@ from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.core.reporter import Reporter
-from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
-from pipeline.stages.launch.trial_run import NO_LOCAL, TrialRun, make_run_arguments, run_trial
+from pipeline.stages.launch.job_file import (
+    ENGINES,
+    GIB,
+    NO_LOCAL,
+    JobLimits,
+    JobRequest,
+    TrialRun,
+    make_run_arguments,
+    render_job,
+    run_trial,
+)
 from pipeline.stages.runner.resume_command import RESUME
 
 UPPER_RATIO = 1.3

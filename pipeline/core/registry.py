@@ -59,7 +59,7 @@ COMPONENT_MODULES = (
     "pipeline.training.number_losses",
     "pipeline.training.target_losses",
     "pipeline.training.optimizers.adaptive",
-    "pipeline.training.optimizers.kronecker",
+    "pipeline.training.optimizers.layerwise",
     "pipeline.training.optimizers.layerwise",
     "pipeline.training.losses",
     "pipeline.training.target_metrics",

@@ -17,7 +17,7 @@ from pipeline.data.table import FittedTable
 
 if TYPE_CHECKING:
     from pipeline.data.audio import AudioFormat
-    from pipeline.data.series.scale_series import ScaleSeries
+    from pipeline.data.series.series_columns import ScaleSeries
     from pipeline.data.text.text_format import TextFormat
 
 PADDING_MASK = "padding_mask"

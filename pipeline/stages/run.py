@@ -13,11 +13,16 @@ from pipeline.engine.loop import exhaust, train
 from pipeline.stages.autosink.sink_plan import make_sink_plan
 from pipeline.stages.build import build, fingerprint_rate_files
 from pipeline.stages.data import declare_data, load_data
-from pipeline.stages.record.guards import record_time
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.evaluations import open_evaluations
 from pipeline.stages.runner.initial_state import make_initial_state, read_restored
-from pipeline.stages.runner.open_run import conclude_run, open_backend, open_run, record_data
+from pipeline.stages.runner.open_run import (
+    conclude_run,
+    open_backend,
+    open_run,
+    record_data,
+    record_time,
+)
 from pipeline.stages.runner.open_training import (
     make_callbacks,
     open_training,

@@ -18,8 +18,7 @@ from pipeline.cli import forecast, job
 from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import RecipeError, RunError, UsageError
 from pipeline.core.files.paths import PROJECT
-from pipeline.stages.launch.job_file import ENGINES, GIB
-from pipeline.stages.launch.trial_run import TrialRun
+from pipeline.stages.launch.job_file import ENGINES, GIB, TrialRun
 from tests.conftest import MLP, TINY
 
 LIMITS = ("--minutes", "30", "--memory-gib", "4")

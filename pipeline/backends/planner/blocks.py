@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from pipeline.backends.graph.graph import Graph, Node, find_live
 from pipeline.backends.graph.tracing import make_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
-from pipeline.core.host.item_sizes import get_stored_bytes
+from pipeline.core.host.array_values import get_stored_bytes
 from pipeline.core.host.tree_paths import list_leaf_paths
 from pipeline.training.forward_pass import apply_network, compute_loss
 from pipeline.training.losses import compute_divisor

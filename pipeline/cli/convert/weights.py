@@ -21,9 +21,9 @@ from pipeline.models.weights.files.weight_files import (
 from pipeline.stages.export.matching import convert_to_foreign_names, format_table, match_weights
 from pipeline.stages.export.network import trace_network_arrays
 from pipeline.stages.fine_tuning import read_source
+from pipeline.stages.record.continuity import explain_other_version
 from pipeline.stages.record.run_directory import find_run_dir, note_descendant
 from pipeline.stages.record.trained_run import read_run_recipe
-from pipeline.stages.record.written_version import explain_other_version
 
 
 def main(

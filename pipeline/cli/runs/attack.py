@@ -20,7 +20,7 @@ from pipeline.inspect.dumps.opened_recipe import (
     open_run_recipe,
 )
 from pipeline.inspect.replay import replay_state
-from pipeline.stages.measure_robustness import RobustnessMeasure, plan_attacks
+from pipeline.stages.measure_robustness import WHITE_BOX, RobustnessMeasure, plan_attacks
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.training.robustness.attack_specs import (
@@ -31,7 +31,6 @@ from pipeline.training.robustness.attack_specs import (
     complete_attacks,
     find_norm_problem,
 )
-from pipeline.training.robustness.robustness_rows import WHITE_BOX
 from pipeline.training.step import get_evaluated_weights
 
 NAMES: tuple[str, ...] = tuple(

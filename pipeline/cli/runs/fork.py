@@ -34,7 +34,7 @@ from pipeline.stages.fork import (
     stop_early,
     write_fork,
 )
-from pipeline.stages.record.continuity import require_same_origin
+from pipeline.stages.record.continuity import require_readable_version, require_same_origin
 from pipeline.stages.record.provenance import Provenance, describe_process
 from pipeline.stages.record.recorded_recipe import FREE_TO_CHANGE, LENGTH, find_changes
 from pipeline.stages.record.run_directory import (
@@ -45,7 +45,6 @@ from pipeline.stages.record.run_directory import (
 )
 from pipeline.stages.record.summary import list_versions
 from pipeline.stages.record.trained_run import read_run_recipe
-from pipeline.stages.record.written_version import require_readable_version
 
 END = "end"
 """The last step, after @."""

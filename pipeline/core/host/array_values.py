@@ -1,6 +1,7 @@
-"""Reads of arrays' values by custom code: what eager mode allows, and a traced function can't have.
+"""Sizes of elements by JAX's names of types, and reads of arrays' values by custom code.
 
-Eager mode differentiates outside of jit, so each array has its value while custom code runs.
+Eager mode differentiates outside of jit, so each array has its value while custom code runs. A
+traced function can't have it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with numpy)
+import numpy as np
 from jax.errors import (
     ConcretizationTypeError,
     NonConcreteBooleanIndexError,
@@ -25,6 +28,22 @@ from jax.errors import (
 
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.jax_private import make_values_readable
+
+KEY_BYTES = 8
+"""Size of a random key, whose type is `key<...>`."""
+MASK_BYTES = 1 / 8
+"""Size of a bool in the memory of an Ascend, where it is one bit."""
+
+
+def get_item_bytes(dtype: str) -> int:
+    """Return the size of an element during a computation. Raises TypeError for an unknown type."""
+    return KEY_BYTES if dtype.startswith("key") else np.dtype(dtype).itemsize
+
+
+def get_stored_bytes(dtype: str) -> float:
+    """Return the size of an element in device memory, in which masks are packed."""
+    return MASK_BYTES if dtype == "bool" else get_item_bytes(dtype)
+
 
 VALUE_READS = (
     ConcretizationTypeError,

@@ -19,7 +19,7 @@ from pipeline.core.files.npy import open_archive
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.series.regular_times import read_times
+from pipeline.data.series.series_columns import read_times
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.fit_table import PARQUET, read_table
 from pipeline.data.tables.raw_table import RawTable, Texts, is_number

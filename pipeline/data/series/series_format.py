@@ -11,14 +11,14 @@ from pipeline.core.errors import DataError
 from pipeline.core.registry import Seq, Spec
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.file_errors import name_file
-from pipeline.data.series.regular_times import read_times
+from pipeline.data.series.series_columns import read_times
 from pipeline.data.series.series_files import SUFFIXES, LongForm, read_series, stack_series
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.fit_table import read_table
 
 if TYPE_CHECKING:
     from pipeline.data.dataset_spec import DatasetSpec
-    from pipeline.data.series.scale_series import ScaleSeries
+    from pipeline.data.series.series_columns import ScaleSeries
 
 KINDS: dict[str, Literal["labelled", "forecast"]] = {"series": "labelled", "forecast": "forecast"}
 """Kinds of files by the name of the dataset."""

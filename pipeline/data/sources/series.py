@@ -18,8 +18,7 @@ from pipeline.data.columns import RawData, SampleUnit, Split, Targets, make_numb
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, split_rows
-from pipeline.data.series.regular_times import read_times
-from pipeline.data.series.scale_series import fit_scale
+from pipeline.data.series.series_columns import fit_scale, read_times
 from pipeline.data.series.series_files import (
     LongForm,
     PackageName,

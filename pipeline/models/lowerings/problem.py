@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, get_args
 
 from jax import Array, lax
 
-from pipeline.core.host.item_sizes import get_item_bytes
+from pipeline.core.host.array_values import get_item_bytes
 
 Pair = tuple[int, int]
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])

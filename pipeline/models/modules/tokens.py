@@ -1,14 +1,20 @@
-"""The computations of the layers that read tokens, (batch, tokens, features)."""
+"""The computations of the layers that read tokens, (batch, tokens, features), and of positions in
+attention: rotary embeddings, and slopes of distances (ALiBi).
+"""
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import tokens
 from pipeline.models.layers.standard import Dense, RmsNorm
+from pipeline.models.layers.tokens import Rotary
 from pipeline.models.lowerings.lowered_layers import pool_max
 from pipeline.models.modules.apply_layers import (
     LayerContext,
@@ -21,6 +27,46 @@ from pipeline.models.modules.apply_layers import (
     require_tokens,
 )
 from pipeline.models.modules.convolution import find_pads
+
+_LOW, _HIGH = 1, 4
+"""Wavelengths in the trained tokens between which Llama 3.1 changes a frequency in part."""
+
+
+def compute_frequencies(rotary: Rotary, size: int) -> np.ndarray:
+    """Return the rotations of a head's `size` features, float64 (size / 2,), radians per token.
+
+    Scaling is linear (Chen et al. 2023), or Llama 3.1's (llama-models, llama3/model.py)."""
+    frequencies = rotary.base ** (-np.arange(0, size, 2) / size)
+    scaled = frequencies / rotary.factor
+    if rotary.trained_tokens is None:
+        return scaled
+    waves = rotary.trained_tokens * frequencies / (2 * math.pi)
+    kept = np.clip((waves - _LOW) / (_HIGH - _LOW), 0, 1)
+    return (1 - kept) * scaled + kept * frequencies
+
+
+def rotate_heads(x: Array, positions: Array, rotary: Rotary) -> Array:
+    """Rotate features of heads x, (batch, tokens, heads, size), by positions int32 (tokens,).
+
+    Angles and products are float32; a 16-bit result is rounded once."""
+    frequencies = jnp.asarray(compute_frequencies(rotary, x.shape[-1]), jnp.float32)
+    angles = positions.astype(jnp.float32)[:, None, None] * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def compute_slopes(heads: int) -> np.ndarray:
+    """Return the slope of each head, float64 (heads,): Press et al. 2022.
+
+    Slopes are powers of 2^(-8 / heads). If heads isn't a power of two, the first slopes are those
+    of the largest power of two below, the others each second one of twice that power."""
+    power = 2 ** int(math.log2(heads))
+    slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
+    others = 2.0 ** (-4 / power * np.arange(1, 2 * (heads - power) + 1, 2))
+    return np.concatenate([slopes, others])
+
 
 _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
@@ -153,8 +199,6 @@ class _SelfAttention(nn.Module):
             jnp.arange(count) if self.context.position is None else self.context.position[None]
         )
         if layer.rotary is not None:
-            from pipeline.models.modules.token_positions import rotate_heads
-
             query, key = (rotate_heads(heads, positions, layer.rotary) for heads in (query, key))
         if self.context.position is not None:
             key = self._update_cache("keys", key)
@@ -177,8 +221,6 @@ class _SelfAttention(nn.Module):
         if layer.causal:
             distances = positions[:, None] - jnp.arange(scores.shape[-1])
             if layer.alibi:
-                from pipeline.models.modules.token_positions import compute_slopes
-
                 slopes = jnp.asarray(compute_slopes(layer.heads), scores.dtype)
                 scores = scores - slopes[:, None, None] * distances
             is_read = distances >= 0

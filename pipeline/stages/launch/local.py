@@ -27,11 +27,10 @@ from pipeline.core.host.signals import STOP, Signals, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.stages.launch.join import LOCAL
 from pipeline.stages.record import run_directory
-from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RANKS, SUMMARY
 from pipeline.stages.record.summary import Summary, read_summary
 from pipeline.stages.runner.context import RunOptions
-from pipeline.stages.runner.open_run import advise_to_resume, place_run
+from pipeline.stages.runner.open_run import advise_to_resume, convert_os_errors, place_run
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks

@@ -32,17 +32,17 @@ from pipeline.core.plugins.loading import list_loaded_plugins, take_flags, to_fl
 from pipeline.core.registry import list_components
 from pipeline.data.audio import AudioFormat, parse_audio_format
 from pipeline.data.columns import ColumnSpec, Distribution, Targets, Task
-from pipeline.data.series.scale_series import ScaleSeries
+from pipeline.data.series.series_columns import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat, describe_series
 from pipeline.data.table import FittedTable
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.record.brightness import Brightness, parse_brightness
+from pipeline.stages.record.continuity import explain_other_version
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import find_changes, hash_recipe
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
-from pipeline.stages.record.written_version import explain_other_version
 from pipeline.training.parallel.devices import hide_gpus
 from pipeline.training.state import TrainState
 

@@ -1,20 +1,24 @@
-"""Opening of a run: its directory, processes, log and summary, and the lines at its end."""
+"""Opening of a run: its directory, processes, log and summary, the lines at its end, and context
+managers that convert errors and write the summary.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.errors import JaxRuntimeError
 
 from pipeline.backends.base import Backend
 from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import get_exit_status
+from pipeline.core.errors import RunError, first_line, get_exit_status, get_status_after
 from pipeline.core.host.array_values import convert_value_reads
 from pipeline.core.host.launchers import record_group
 from pipeline.core.host.signals import Interrupted, conclude, end_with, handle_signals
@@ -23,15 +27,79 @@ from pipeline.data.inputs import Dataset
 from pipeline.engine.history import NonFiniteStepError
 from pipeline.engine.monitors.log_lines import log_by_level
 from pipeline.stages.record import recorded_recipe, run_directory
-from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance, describe_process
 from pipeline.stages.record.recorded_recipe import describe_comparison, find_reference
-from pipeline.stages.record.run_directory import HeldWrites, RunFolder
+from pipeline.stages.record.run_directory import RECIPE, HeldWrites, RunFolder, read_outcome
 from pipeline.stages.record.summary import Summary, describe_start_up, list_versions
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.stages.runner.run_features import RunFeatures
 from pipeline.training.parallel.ranks import Ranks
+
+
+@contextmanager
+def convert_os_errors(run_dir: Path) -> Iterator[None]:
+    """Turn an OSError, such as a full disk's, into a RunError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{error.filename or run_dir}: {error.strerror or error}") from error
+
+
+@contextmanager
+def convert_out_of_memory() -> Iterator[None]:
+    """Turn an out-of-memory error of the host or the device into a RunError of one line."""
+    try:
+        yield
+    except (MemoryError, JaxRuntimeError) as error:
+        if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunError(
+            f"out of memory: {first_line(error)}; train.memory=auto or train.accumulate_steps "
+            "computes fewer samples at once"
+        ) from error
+
+
+@contextmanager
+def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
+    """Write the summary of a run at its end, with the status of the error in the body if any.
+
+    The summary of a resumed run is replaced only after the run has advanced. If the run is refused,
+    stopped or killed before its first new step, its directory doesn't change.
+    """
+    earlier_metrics = read_outcome(folder.path).get("metrics")
+    started_at = time.perf_counter()
+    try:
+        yield
+        if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
+            # The run was accepted and trained no step, so the earlier metrics are still valid.
+            metrics = {name: value for name, value in summary.metrics.items() if value is not None}
+            if isinstance(earlier_metrics, dict):
+                metrics = {**earlier_metrics, **metrics}
+            summary.metrics = metrics
+            folder.advanced.release()
+    except BaseException as error:
+        summary.status = get_status_after(error)
+        summary.reason = str(error) or type(error).__name__
+        summary.exit_status = get_exit_status(error)
+        raise
+    finally:
+        summary.time["total_s"] = time.perf_counter() - started_at
+        # If a failed run can't write its summary, the first failure is reported.
+        with suppress(OSError) if summary.status == "failed" else nullcontext():
+            # Without its recipe the directory is still free for a run.
+            if not folder.advanced.is_held and (folder.path / RECIPE).exists():
+                with conclude():
+                    summary.write(folder.path)
+
+
+@contextmanager
+def record_time(summary: Summary, name: str) -> Iterator[None]:
+    """Record the seconds of the body in `summary.time`, unless it raises."""
+    started_at = time.perf_counter()
+    yield
+    summary.time[name] = time.perf_counter() - started_at
+
 
 SAVING = {"train", "checkpoint"}
 """Stages of a run that can be resumed."""

@@ -22,10 +22,10 @@ from pipeline.engine.hooks import Deadline, Hooks, NoRollbacks, Rollbacks, Saves
 from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.schedule import Event, Schedule, is_due
-from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.open_run import record_time
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.features.loss_scales import get_loss_scale_state
 from pipeline.training.features.non_finite_steps import Rollback

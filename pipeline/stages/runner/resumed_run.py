@@ -13,7 +13,11 @@ from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.files.value_text import join_first
-from pipeline.stages.record.continuity import is_fork
+from pipeline.stages.record.continuity import (
+    explain_other_version,
+    is_fork,
+    require_readable_version,
+)
 from pipeline.stages.record.recorded_recipe import (
     FREE_TO_CHANGE,
     LENGTH,
@@ -26,10 +30,6 @@ from pipeline.stages.record.run_directory import (
     is_free,
     read_status,
     read_written_at_ns,
-)
-from pipeline.stages.record.written_version import (
-    explain_other_version,
-    require_readable_version,
 )
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.parallel_spec import ParallelSpec

@@ -24,11 +24,11 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.engine.monitors.tensorboard import encode_graph
 from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
-from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import LOG, LOWERINGS, PLAN, RECIPE
 from pipeline.stages.runner.context import RunContext
 from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.open_run import convert_os_errors
 from pipeline.stages.runner.resumed_run import list_changes_with_length
 from pipeline.stages.runner.run_feature import RestoreRun, RunFeature
 

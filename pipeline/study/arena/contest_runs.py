@@ -29,9 +29,9 @@ from pipeline.engine.monitors.log_lines import (
     read_last_line,
     read_lines,
 )
-from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_written_at_ns
 from pipeline.stages.runner.context import RunOptions
+from pipeline.stages.runner.open_run import convert_os_errors
 from pipeline.stages.runner.resumed_run import list_changed_keys
 from pipeline.study.arena.contest import Contest, ContestBudget, Workload
 from pipeline.study.population.groups import list_member_problems

@@ -30,9 +30,9 @@ from pipeline.data.inputs import Dataset
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_to_executable, make_compile_inputs, recompute_blocks
 from pipeline.stages.lower import lower
-from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.stages.runner.context import BuiltRun, CompiledRun, RunContext
+from pipeline.stages.runner.open_run import record_time
 from pipeline.stages.runner.programs import lower_and_compile
 from pipeline.study.population.groups import collect_numbers, flatten_tree
 from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step

@@ -34,10 +34,10 @@ from pipeline.core.host.cuda import make_memory_share
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.callback import Pruner
-from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
+from pipeline.stages.runner.open_run import convert_os_errors
 from pipeline.study.sweep.directory import (
     claim_job,
     format_changed,

@@ -14,7 +14,7 @@ from jax import Array, lax
 from pipeline.training.features.curvature import compute_if_due
 
 if TYPE_CHECKING:
-    from pipeline.training.optimizers.kronecker import Shampoo, Soap
+    from pipeline.training.optimizers.layerwise import Shampoo, Soap
 
 
 class ShampooState(NamedTuple):

@@ -18,9 +18,9 @@ from pipeline.data.ops.geometry import (
     RandomHorizontalFlip,
     RandomVerticalFlip,
 )
-from pipeline.data.ops.mixing import MixUp
 from pipeline.data.ops.policies import AutoAugment, RandAugment
 from pipeline.data.ops.resize import RandomResizedCrop, Resize
+from pipeline.data.ops.together import MixUp
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast, Whiten
 from tests.data.ops.op_calls import (
     BYTES,

@@ -11,9 +11,9 @@ from scipy import stats
 
 from pipeline.data.ops.color import RandomColorAdjust
 from pipeline.data.ops.geometry import Cutout, RandomCrop, RandomVerticalFlip
-from pipeline.data.ops.mixing import CutMix, MixUp, mix_up
 from pipeline.data.ops.policies import AutoAugment, RandAugment
 from pipeline.data.ops.resize import RandomResizedCrop
+from pipeline.data.ops.together import CutMix, MixUp, mix_up
 from pipeline.data.random import seed_words, uniforms
 
 with np.load(Path(__file__).parents[2] / "golden/map_ops/random.npz") as stored:

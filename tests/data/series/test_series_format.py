@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec, Targets
-from pipeline.data.series.scale_series import ScaleSeries
+from pipeline.data.series.series_columns import ScaleSeries
 from pipeline.data.series.series_format import SeriesFormat
 from pipeline.stages.export.inference_files import list_inputs, list_suffixes
 from pipeline.stages.record.trained_run import Samples

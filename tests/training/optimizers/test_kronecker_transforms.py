@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.optimizers.kronecker import Soap
 from pipeline.training.optimizers.kronecker_transforms import reflect_to_basis, rotate_to_basis
+from pipeline.training.optimizers.layerwise import Soap
 
 LR, DECAY, B1, B2, SHARE, EPS, PERIOD, STEPS = 0.02, 0.1, 0.9, 0.8, 0.7, 1e-4, 4, 50
 SOAP = Soap(

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.optimizers.kronecker import Shampoo
 from pipeline.training.optimizers.kronecker_transforms import from_blocks, to_blocks
+from pipeline.training.optimizers.layerwise import Shampoo
 from tests import outcome
 from tests.training.optimizers.test_kronecker_transforms import gradient_at, some_params
 from tests.whole_run import run

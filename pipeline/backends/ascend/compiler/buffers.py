@@ -27,7 +27,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.phases import Phases, TracedSignature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
-from pipeline.core.host.item_sizes import get_stored_bytes
+from pipeline.core.host.array_values import get_stored_bytes
 
 
 class Buffers:

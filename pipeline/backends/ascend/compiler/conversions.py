@@ -27,7 +27,7 @@ from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Task, Tas
 from pipeline.backends.ascend.compiler.buffers import append_copy, is_aligned, pad_to_blocks
 from pipeline.backends.ascend.compiler.phases import Phases, find_half_type
 from pipeline.backends.graph.graph import Graph, Node
-from pipeline.core.host.item_sizes import get_stored_bytes
+from pipeline.core.host.array_values import get_stored_bytes
 
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""

@@ -28,7 +28,7 @@ from pipeline.backends.ascend.compiler.primitives import (
     classify_primitive,
 )
 from pipeline.backends.graph.graph import Graph, Node
-from pipeline.core.host.item_sizes import get_stored_bytes
+from pipeline.core.host.array_values import get_stored_bytes
 from pipeline.models.modules.name_stack import find_layer
 
 RECOMPUTE_RATIO = 1.3

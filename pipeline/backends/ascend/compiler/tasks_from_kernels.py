@@ -50,8 +50,12 @@ from pipeline.backends.ascend.compiler.primitives import (
     load_patterns,
     match_pattern,
 )
-from pipeline.backends.ascend.compiler.recurrent_cells import find_cells, fuse_cells
-from pipeline.backends.ascend.compiler.resizes import RESIZE_OPS, join_resizes
+from pipeline.backends.ascend.compiler.vendor_ops import (
+    RESIZE_OPS,
+    find_cells,
+    fuse_cells,
+    join_resizes,
+)
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
 

@@ -42,7 +42,7 @@ from pipeline.backends.ascend.cost.vector_work import (
     price_vector_product,
     price_vector_work,
 )
-from pipeline.core.host.item_sizes import get_item_bytes
+from pipeline.core.host.array_values import get_item_bytes
 
 CUBE_CLASSES = GROUPS["products"]
 

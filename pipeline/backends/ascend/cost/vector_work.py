@@ -20,7 +20,7 @@ from pipeline.backends.ascend.chip.tasks import (
 from pipeline.backends.ascend.cost.efficiency import ClassEfficiency, Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
-from pipeline.core.host.item_sizes import get_item_bytes
+from pipeline.core.host.array_values import get_item_bytes
 
 BLOCK_BYTES = 32
 """The unit of a transfer between memory and a core's buffers (CANN's platform file)."""

@@ -24,7 +24,7 @@ from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.graph.graph import Graph
 from pipeline.backends.graph.tracing import make_graph
 from pipeline.core.errors import RunError
-from pipeline.core.host.item_sizes import get_stored_bytes
+from pipeline.core.host.array_values import get_stored_bytes
 from pipeline.core.host.tree_paths import flatten_by_path, list_leaf_paths
 
 Step = Callable[[Any, Any], tuple[Any, Any]]

@@ -15,7 +15,6 @@ from pipeline.models.torch_graph.operators import index_ops as index_ops
 from pipeline.models.torch_graph.operators import linear_algebra_ops as linear_algebra_ops
 from pipeline.models.torch_graph.operators import norm_ops as norm_ops
 from pipeline.models.torch_graph.operators import pooling_ops as pooling_ops
-from pipeline.models.torch_graph.operators import random_ops as random_ops
 from pipeline.models.torch_graph.operators import reduction_ops as reduction_ops
 from pipeline.models.torch_graph.operators import resize_ops as resize_ops
 from pipeline.models.torch_graph.operators import sequence_ops as sequence_ops

@@ -18,7 +18,7 @@ from pipeline.models.torch_graph.operator_table import (
     compute_in_float32,
     to_tensor,
 )
-from pipeline.models.torch_graph.operators.random_ops import drop_values
+from pipeline.models.torch_graph.operators.elementwise_ops import drop_values
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pipeline.data.ops.resize import Resize, compute_target_size
 from pipeline.data.ops.series import LogMel
 from pipeline.data.ops.together import CopyColumn
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
-from pipeline.data.series.scale_series import ScaleSeries
+from pipeline.data.series.series_columns import ScaleSeries
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
 TRANSLATED = (

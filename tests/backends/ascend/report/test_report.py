@@ -12,7 +12,7 @@ import pytest
 from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import Group, collective_us
 from pipeline.backends.ascend.cost.efficiency import load_populations
-from pipeline.backends.ascend.pricing.advice import advise
+from pipeline.backends.ascend.estimate import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.backends.ascend.report.explanation import TRACK_RECORD

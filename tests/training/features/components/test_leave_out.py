@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.data.ops.mixing import CutMix
+from pipeline.data.ops.together import CutMix
 from pipeline.data.ops.values import Rescale
 from pipeline.models.layers.standard import Dense, Reshape
 from pipeline.models.layers.token_mixers import MixtureOfExperts

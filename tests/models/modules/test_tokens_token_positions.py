@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.layers.tokens import Rotary
-from pipeline.models.modules.token_positions import (
+from pipeline.models.modules.tokens import (
     compute_frequencies,
     compute_slopes,
     rotate_heads,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.stages.launch.trial_run import run_trial
+from pipeline.stages.launch.job_file import run_trial
 from tests.conftest import MLP, TINY
 
 MIB = 1 << 20

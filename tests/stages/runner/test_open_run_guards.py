@@ -8,7 +8,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError
-from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory
+from pipeline.stages.runner.open_run import convert_os_errors, convert_out_of_memory
 
 
 @pytest.mark.parametrize(

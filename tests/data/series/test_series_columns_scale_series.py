@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.series.scale_series import fit_scale
+from pipeline.data.series.series_columns import fit_scale
 
 
 def test_channels_have_mean_0_and_deviation_1() -> None:

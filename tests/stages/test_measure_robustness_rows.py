@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.training.robustness.robustness_rows import (
+from pipeline.stages.measure_robustness import (
     UNBOUNDED,
     AttackRow,
     CorruptionRow,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pipeline.backends.ascend.chip.hardware import Dtype
-from pipeline.core.host.item_sizes import get_item_bytes, get_stored_bytes
+from pipeline.core.host.array_values import get_item_bytes, get_stored_bytes
 
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import RecipeError
-from pipeline.study.sweep.pairs import read_settings
+from pipeline.study.sweep.grid import read_settings
 
 DEFAULTS = {"other": ["train.steps=3"], "metric": None, "pairs": 16, "minutes": None}
 

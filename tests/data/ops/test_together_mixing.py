@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.mixing import CutMix, MixUp, draw_partners, list_beta_steps
+from pipeline.data.ops.together import CutMix, MixUp, draw_partners, list_beta_steps
 from pipeline.data.ops.values import OneHot
 from pipeline.data.random import seed_words, uniforms
 from pipeline.data.transform import apply_ops, compute_column_specs, fit_to_classes

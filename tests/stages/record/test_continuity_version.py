@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import RecipeError
-from pipeline.stages.record import written_version
+from pipeline.stages.record import continuity
+from pipeline.stages.record.continuity import explain_other_version, require_readable_version
 from pipeline.stages.record.provenance import PROVENANCE
-from pipeline.stages.record.written_version import explain_other_version, require_readable_version
 
 
 def write(folder: Path, version: Any, **code: Any) -> Path:
@@ -71,7 +71,7 @@ def test_unknown_version_has_no_problem(content: str, tmp_path: Path) -> None:
 
 
 def test_refusal_is_one_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_version, "find_version", lambda name: "1.0.0")
+    monkeypatch.setattr(continuity, "find_version", lambda name: "1.0.0")
     with pytest.raises(RecipeError) as caught:
         require_readable_version(write(tmp_path, "2.0.0"))
     assert len(caught.value.problems) == 1

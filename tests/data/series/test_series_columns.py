@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.file_errors import name_file
-from pipeline.data.series.regular_times import RegularTimes, read_times
+from pipeline.data.series.series_columns import RegularTimes, read_times
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.fit_table import read_table
 

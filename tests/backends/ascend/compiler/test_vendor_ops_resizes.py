@@ -9,7 +9,7 @@ import pytest
 from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
-from pipeline.backends.ascend.compiler.resizes import RESIZE_OPS
+from pipeline.backends.ascend.compiler.vendor_ops import RESIZE_OPS
 from pipeline.backends.ascend.cost.efficiency import load_efficiency
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from tests.backends.ascend.made_up import HW

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import form_buckets
-from pipeline.backends.ascend.pricing.advice import Recommendation, advise, list_split_points
+from pipeline.backends.ascend.estimate import Recommendation, advise, list_split_points
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.core.files.knowledge_bank import read_bank
