@@ -47,7 +47,13 @@ def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKe
         split = raw.train if key == "train" else raw.eval
         place = f"select.{position} ({selection.name})"
         try:
-            rows = resolve_indices(selection.select(split, raw), len(split))
+            selected = np.asarray(selection.select(split, raw))
+            if selected.size and (selected.ndim != 1 or selected.dtype.kind not in "biu"):
+                raise ValueError(
+                    f"returned {selected.dtype}{list(selected.shape)}; must be whole numbers or "
+                    "bools, (samples,)"
+                )
+            rows = resolve_indices(selected, len(split))
         except DataError:
             raise
         except ValueError as error:
@@ -89,13 +95,20 @@ def _read_numbers(file: Path) -> np.ndarray:
     if it can't be read, lists none, or has other values."""
     numbers = array("q")
     column = 0
+    has_header = False
     try:
         text = read_text(file, MOST_LIST_BYTES).removeprefix("\ufeff")
         for line_number, line in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
             cells = [cell.strip() for cell in line]
             if line_number == 1 and "index" in cells:
                 column = cells.index("index")
+                has_header = True
             elif cells:
+                if len(cells) > 1 and not has_header:
+                    raise ValueError(
+                        f"line {line_number}: has {len(cells)} values; must have the number of one "
+                        "training sample, or the table a column index"
+                    )
                 number = cells[column] if len(cells) > column else ""
                 if not (number.isascii() and number.isdigit() and len(number) < 10):
                     raise ValueError(

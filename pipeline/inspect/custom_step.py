@@ -182,6 +182,10 @@ def profile_step(
         platform = opened.placement.device.platform
         if not get_platform(platform).is_traceable:
             raise RunError(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
+        if output is not None:
+            # Before the measurement, which would be lost.
+            with convert_write_errors(Path(output)):
+                Path(output).mkdir(parents=True, exist_ok=True)
         report = _trace_and_decide(opened)
     if output is not None:
         with convert_write_errors(Path(output)):

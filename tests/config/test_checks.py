@@ -297,6 +297,10 @@ CASES = {
         ["dataset=tfrecord", "dataset.root=.", "dataset.classes=[sky, sky]"],
         "dataset.classes: has the name sky twice; classes must have different names",
     ),
+    "masks that are the images": (
+        ["dataset=image_masks", "dataset.root=.", "dataset.masks=images"],
+        "dataset: masks = images: must be another folder than the images'",
+    ),
     "no class": (
         ["dataset=image_masks", "dataset.root=.", "dataset.classes=[]"],
         "dataset.classes = []: must be a number from 1 to 256, or a list of names",

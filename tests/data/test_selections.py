@@ -92,6 +92,9 @@ def test_custom_rule_is_applied() -> None:
         (Unique(column="mask"), "column = mask: there is no such column"),
         (Wrong(rows=[0, 12]), r"select.0 \(wrong\): IndexError: index 12 is out of bounds"),
         (Wrong(rows=None), r"select.0 \(wrong\): TypeError"),
+        (Wrong(rows=[[0, 1], [2, 3]]), r"returned int64\[2, 2\]; must be whole numbers or bools"),
+        (Wrong(rows=[0.9, 1.7]), r"returned float64\[2\]; must be whole numbers"),
+        (Wrong(rows=[]), r"select.0 \(wrong\): leaves none of 12 samples"),
     ],
 )
 def test_unfit_rules_are_refused(rule: Selection, message: str) -> None:

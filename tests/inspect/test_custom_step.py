@@ -17,7 +17,7 @@ import pytest
 
 import pipeline.inspect
 from pipeline.core.errors import DataError, RunError
-from pipeline.inspect import forecast_step, profile_step
+from pipeline.inspect import custom_step, forecast_step, profile_step
 from tests.engine.steps import BATCH, batches, make_data, make_state, step
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +110,15 @@ def test_non_finite_loss_is_refused_by_the_profile() -> None:
     x = np.ones((64, 4), np.float32)
     with pytest.raises(RunError, match="step 5: loss isn't finite, so its steps can't be timed"):
         profile_step(diverge, jnp.float32(0), x, batch_size=4, size=2)
+
+
+def test_folder_that_cannot_be_written_is_refused_before_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(custom_step, "_trace_and_decide", lambda opened: pytest.fail("measured"))
+    with pytest.raises(RunError, match="file"):
+        profile_step(step, make_state(), make_data(), batch_size=BATCH, output=tmp_path / "file/p")
 
 
 def test_step_refused_by_a_sink_has_no_profile_or_forecast() -> None:

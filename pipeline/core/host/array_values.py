@@ -95,10 +95,14 @@ def is_value_read(error: BaseException | None) -> bool:
 
 def _find_value_read(error: BaseException | None) -> BaseException | None:
     """Return the first error in `VALUE_READS` among an error and its causes; None without one."""
-    while error is not None and not isinstance(error, VALUE_READS):
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, VALUE_READS):
+            return error
+        seen.add(id(error))  # Contexts of errors that were raised again may form a circle.
         # Code that wraps an error often raises in `except` without `from`.
         error = error.__cause__ or error.__context__
-    return error
+    return None
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.value_text import join_first
@@ -83,6 +83,12 @@ class ImageMasks(LocalDatasetSpec):
     """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
     """[height, width] that images and masks are resized to; null: all have one, or `buckets`."""
+
+    @model_validator(mode="after")
+    def _require_two_folders(self) -> Self:
+        if self.images == self.masks:
+            raise ValueError(f"masks = {self.masks}: must be another folder than the images'")
+        return self
 
     @field_validator("classes")
     @classmethod

@@ -21,6 +21,8 @@ from pipeline.data.image_facts import ImageFacts
 _PATTERN_SEED = 0
 _TRAIN_SEED = 1
 _EVAL_SEED = 2
+_CHUNK_IMAGES = 256
+"""Number of images whose patterns are added at once, without a copy of the split."""
 _PATTERN_CELLS = 4
 """Cells of a pattern along each side of an image."""
 
@@ -89,7 +91,9 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
     words = rng.integers(0, 2**64, math.ceil(math.prod(shape) / 8), np.uint64)
     images = words.view(np.uint8)[: math.prod(shape)].reshape(shape)
     images >>= 1
-    images += patterns[labels]
+    for start in range(0, size, _CHUNK_IMAGES):
+        chunk = slice(start, start + _CHUNK_IMAGES)
+        images[chunk] += patterns[labels[chunk]]
     return Split({"image": images, "label": labels})
 
 

@@ -50,6 +50,8 @@ from pipeline.data.tables.table_targets import require_one_type
 
 _ROOM_PER_BYTE = 24
 """Bytes of memory for each byte of a file, for its values as texts."""
+_BLOCK_CHARS = 1 << 24
+"""Characters of values for which memory is looked for at once."""
 
 
 def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
@@ -58,6 +60,8 @@ def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     require_room(_ROOM_PER_BYTE * path.stat().st_size, "its table")
     numbers: list[int] = []
     fields: dict[str, list[str]] = {}
+    num_chars = 0
+    room_chars = path.stat().st_size
     try:
         with open_text(path, form) as file:
             for number, document in parse_objects(read_lines(file)):
@@ -66,8 +70,12 @@ def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
                         raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
                     values = fields.setdefault(name, [])
                     values += [""] * (len(numbers) - len(values))
-                    values.append(_format_json(number, name, value))
+                    values.append(_format_json(number, name, value, form.decimal))
+                    num_chars += len(values[-1])
                 numbers.append(number)
+                if num_chars > room_chars:  # of a compressed file, whose size says little
+                    room_chars = num_chars + _BLOCK_CHARS
+                    require_room(_ROOM_PER_BYTE * _BLOCK_CHARS, "its table")
     except LineError as error:
         raise ValueError(str(error)) from error
     except UnicodeError as error:
@@ -78,21 +86,21 @@ def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     def locate(row: int) -> str:
         return f"line {numbers[row]:,}"
 
-    points = form.model_copy(update={"decimal": "."})
     columns: dict[str, RawColumn] = {}
     for name, values in fields.items():
         if (kind := kind_of(name)) != "ignore":
             values += [""] * (len(numbers) - len(values))
             texts = pa.chunked_array([pa.array(values, pa.large_string())])
-            column = convert_column(texts, kind, points)
+            column = convert_column(texts, kind, form)
             if isinstance(column, np.ndarray):
                 require_finite(name, column, locate)
             columns[name] = column
     return RawTable(columns, tuple(fields), len(numbers), locate)
 
 
-def _format_json(line: int, name: str, value: Any) -> str:
-    """Return a value as a CSV has it. Raises ValueError for a list or an object."""
+def _format_json(line: int, name: str, value: Any, decimal: str) -> str:
+    """Return a value as a CSV has it, with its decimal mark. Raises ValueError for a list or an
+    object."""
     if isinstance(value, list | dict):
         kind = "a list" if isinstance(value, list) else "an object"
         raise ValueError(
@@ -101,7 +109,7 @@ def _format_json(line: int, name: str, value: Any) -> str:
         )
     if isinstance(value, str):
         return value
-    return "" if value is None else json.dumps(value)
+    return "" if value is None else json.dumps(value).replace(".", decimal)
 
 
 PARQUET = (".parquet", ".pq")

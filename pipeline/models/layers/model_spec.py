@@ -242,6 +242,11 @@ def walk_layers(value: Any) -> Iterator[LayerSpec]:
         yield from walk_layers(_list_fields(layer))
 
 
+def finds_rows_by_number(layer: LayerSpec) -> bool:
+    """Return whether a layer, or one inside it, reads whole numbers."""
+    return any(inner.reads_whole_numbers for inner in walk_layers((layer,)))
+
+
 def _list_fields(spec: Any) -> tuple[Any, ...]:
     return tuple(value for _, value in spec)
 

@@ -11,7 +11,12 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.data.inputs import MASK, name_mask
-from pipeline.models.layers.model_spec import InitSpec, LayerSpec, walk_layers
+from pipeline.models.layers.model_spec import (
+    InitSpec,
+    LayerSpec,
+    finds_rows_by_number,
+    walk_layers,
+)
 from pipeline.models.layers.precision import Products, TypeRule
 from pipeline.models.layers.standard import Branches
 from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy, swap_layout
@@ -101,7 +106,7 @@ class Network(nn.Module):
             documents=documents,
             input_masks=masks,
         )
-        reads_numbers = any(layer.reads_whole_numbers for layer in self.layers[:1])
+        reads_numbers = any(map(finds_rows_by_number, self.layers[:1]))
         # Under rules every layer casts its input: the first may compute in float32.
         if not (reads_numbers or self.rules or isinstance(x, Mapping)):
             x = x.astype(self.dtype)

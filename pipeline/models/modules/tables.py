@@ -131,6 +131,11 @@ class _MemberDense(nn.Module):
                 f"(batch, {members}, inputs)"
             )
         inputs = x.shape[2]
+        if layer.columns and sum(layer.columns) != inputs:
+            raise ValueError(
+                f"{self.context}: columns have {sum(layer.columns)} features; must have the "
+                f"{inputs} that reach the layer"
+            )
         kernel = self.param("kernel", _NORMAL, (inputs, layer.features), jnp.float32)
         if members > 1:
             draw = _draw_by_column(layer.columns, layer.draws_signs) if layer.columns else _ONES

@@ -9,6 +9,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
+from pipeline.data.tables import fit_table
 from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import RawTable
 from tests.data.section import section
@@ -41,6 +42,25 @@ def test_objects_are_rows(tmp_path: Path) -> None:
 
 def test_numbers_have_points_whatever_the_decimal_mark(tmp_path: Path) -> None:
     assert values(read(tmp_path, LINES, decimal=","), "price") == [2.5, -1000]
+    small = '{"x": 1.5e-07}\n{"x": -0.25}\n'
+    assert values(read(tmp_path, small, decimal=","), "x") == [1.5e-07, -0.25]
+
+
+def test_texts_of_numbers_have_the_decimal_mark(tmp_path: Path) -> None:
+    """As a CSV has them: a point separates thousands."""
+    lines = '{"x": "1.234,5", "y": "2,5"}\n{"x": 7, "y": 0.5}\n'
+    table = read(tmp_path, lines, decimal=",")
+    assert (values(table, "x"), values(table, "y")) == ([1234.5, 7], [2.5, 0.5])
+
+
+def test_room_is_looked_for_while_a_compressed_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(fit_table, "_BLOCK_CHARS", 1000)
+    monkeypatch.setattr(fit_table, "require_room", lambda size, purpose: asked.append(size))
+    read(tmp_path, gzip.compress(b'{"x": "aaaaaaaaaa"}\n' * 500))
+    assert len(asked) > 4
 
 
 def test_file_has_another_encoding(tmp_path: Path) -> None:

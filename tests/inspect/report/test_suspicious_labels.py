@@ -121,6 +121,7 @@ def test_excluded_samples_keep_sample_indices(folder: Path, cache: Path) -> None
     [
         ("", "names no sample"),
         ("index\n", "names no sample"),
+        ("3,17,42\n", "line 1: has 3 values; must have the number of one training sample, or"),
         ("1\n1200\n", "1200: must be the number of a sample, 0 to 1199"),
         ("a,index\n1,2\n1\n", "line 3: ''|line 3: .*must be the number of a training sample"),
         ("label\nsix\n", "line 1: .*label.*: must be the number of a training sample"),

@@ -135,6 +135,11 @@ def test_wrong_shapes_are_refused() -> None:
     for layers, shape, text in (
         ((columns,), (1, 3), r"shape \(1, 3\) reaches the layer; must be \(batch, 2\)"),
         ((dense,), (1, 2, 4), r"must be \(batch, inputs\) or \(batch, 3, inputs\)"),
+        (
+            (dense.model_copy(update={"columns": (2, 2)}),),
+            (1, 5),
+            "member_dense_0: columns have 4 features; must have the 5 that reach the layer",
+        ),
         ((MemberHead(features=1),), (1, 2), "put member_dense before it"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -12,7 +12,9 @@ from flax.errors import ScopeParamShapeError
 from flax.traverse_util import unflatten_dict
 from pydantic import ValidationError
 
-from pipeline.models.layers.standard import Dense, Flatten, LayerSpec
+from pipeline.models.layers import standard
+from pipeline.models.layers.precision import LEVELS, TypeRule
+from pipeline.models.layers.standard import Dense, Flatten, LayerSpec, Residual
 from pipeline.models.layers.tokens import (
     AvgPool1d,
     ClassToken,
@@ -154,6 +156,20 @@ def test_embedding_look_up_is_exact_for_any_dtype(dtype: str) -> None:
     y = module.apply(variables, NUMBERS, train=False)
     expected = np.stack([table[[1, 999]], table[[998, 0]]]).reshape(2, -1)
     np.testing.assert_allclose(y, expected, rtol=1e-2 if dtype == "bfloat16" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [(), (LEVELS["O2"].rules)])
+def test_look_up_inside_of_another_layer_is_exact(rules: tuple[TypeRule, ...]) -> None:
+    """Token numbers above 256 don't fit into bfloat16."""
+    lookup = Embedding(vocabulary=1000, features=3)
+    outer = standard.Sequence(body=(lookup, Residual(body=())))
+    module = network(outer, Flatten(), dtype="bfloat16").clone(rules=rules)
+    variables = initialise(module, NUMBERS)
+    table = np.asarray(variables["params"]["sequence_0"]["embedding_0"]["table"])
+    y = module.apply(variables, NUMBERS, train=False)
+    expected = 2 * np.stack([table[[1, 999]], table[[998, 0]]]).reshape(2, -1)
+    np.testing.assert_allclose(y, expected, rtol=1e-2)
 
 
 @pytest.mark.slow
