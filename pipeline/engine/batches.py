@@ -130,6 +130,8 @@ class ArrayBatches(BatchSource):
     def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:
         names = _name_leaves(arrays, "data")
         leaves = jax.tree.leaves(arrays)
+        if not leaves:
+            raise DataError("data: is a structured array without fields; must have examples")
         for name, leaf in zip(names, leaves, strict=True):
             if leaf.ndim == 0 or leaf.shape[:1] != leaves[0].shape[:1]:
                 raise DataError(
@@ -197,7 +199,8 @@ class IteratorBatches(BatchSource):
     """Batches of an iterable, in its order; all have the shapes of the first batch.
 
     A resumed run sets the state of an iterator with `get_state` and `set_state`, such as grain's.
-    It reads any other iterator again from its start, and compares the last batch.
+    It reads any other iterator again from its start, and compares the last batch. Raises DataError
+    for a first batch that isn't arrays of examples.
     """
 
     def __init__(self, data: Any) -> None:
@@ -212,6 +215,11 @@ class IteratorBatches(BatchSource):
             raise DataError("data: the iterator has no batches") from None
         self._names = _name_leaves(first, "batch")
         columns = _to_columns(self._names, jax.tree.leaves(first))
+        if not columns:
+            raise DataError("data: the first batch has no arrays; must have examples")
+        for name, column in zip(self._names, columns, strict=True):
+            if column.ndim == 0:
+                raise DataError(f"{name}: is a single number; must be an array of examples")
         self._first_batch: list[np.ndarray] | None = columns
         """None after `read` has returned the first batch, or if it isn't needed."""
         shapes = [jax.ShapeDtypeStruct(column.shape, column.dtype) for column in columns]

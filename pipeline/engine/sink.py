@@ -35,7 +35,8 @@ def sink(
 
     The run writes metrics.jsonl, TensorBoard's events and checkpoints to the directory `save`.
     Checkpoints are saved every `save_every` steps or by default every minute, at the end, on
-    SIGTERM, and if the caller leaves the loop. The same call continues from the newest checkpoint.
+    SIGTERM, and if the caller leaves the loop; the newest five are kept. The same call continues
+    from the newest checkpoint.
 
     Raises ValueError for an invalid step, state or setting; DataError for invalid data and for a
     directory of another run; RunError if a loss isn't finite, a file can't be written, or a
@@ -45,6 +46,8 @@ def sink(
     from pipeline.engine.run_sink import prepare_sink, run_sink
 
     require_one_process(os.environ)
+    if save == "":
+        raise ValueError("save = '': must be a directory, or None")
     folder = None if save is None else Path(save)
     settings = SinkSettings(steps, size, folder, batch_size, seed, save_every)
     return run_sink(prepare_sink(step, state, data, settings))

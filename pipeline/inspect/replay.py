@@ -386,18 +386,22 @@ def _iterate_paths(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
 def list_changed_causes(opened: OpenedRecipe, run_dir: Path) -> list[str]:
     """List what may make a replay round differently than the run did, each with both values.
 
-    These are versions and code, the machine, settings, plug-ins, and what a run does that a replay
-    doesn't: callbacks, rollbacks and the schedule before a resume with another length.
+    These are changes of the environment, and what a run does that a replay doesn't: callbacks,
+    rollbacks and the schedule before a resume with another length.
     """
-    recipe = opened.recipe
+    causes = [*list_changed_environment(opened, run_dir), *list_unrepeated_parts(run_dir)]
+    if opened.recipe.train.callbacks:
+        causes.append("its callbacks aren't called")
+    return causes
+
+
+def list_changed_environment(opened: OpenedRecipe, run_dir: Path) -> list[str]:
+    """List changed versions and code, machine, settings and plug-ins, each with both values."""
     backend = opened.backend
     versions = list_versions(backend.describe())
-    current = describe_process(recipe.seed, versions, backend.device, {})
+    current = describe_process(opened.recipe.seed, versions, backend.device, {})
     causes = []
-    try:
-        processes = read_provenance(run_dir)
-    except DataError:
-        processes = []
+    processes = _read_processes(run_dir)
     if not processes:
         causes.append("its provenance.json is gone or damaged")
     if software := describe_changed_software(processes, current):
@@ -411,6 +415,13 @@ def list_changed_causes(opened: OpenedRecipe, run_dir: Path) -> list[str]:
         ]
     causes += [f"another setting ({line})" for line in compare_settings(processes, current)[0]]
     causes += [f"another plug-in ({line})" for line in find_changed_plugins(processes, current)]
+    return causes
+
+
+def list_unrepeated_parts(run_dir: Path) -> list[str]:
+    """List a run's fork, resume and rollback, whose steps the recipe alone doesn't repeat."""
+    causes = []
+    processes = _read_processes(run_dir)
     forks = [process[FORK] for process in processes if isinstance(process.get(FORK), Mapping)]
     if forks:
         origin = show_name(str(forks[-1].get("run")))
@@ -418,11 +429,17 @@ def list_changed_causes(opened: OpenedRecipe, run_dir: Path) -> list[str]:
         causes.append(f"it is a fork, whose steps up to {step} are those of {origin}")
     elif len(processes) > 1:
         causes.append("the run was resumed, perhaps with another length")
-    if recipe.train.callbacks:
-        causes.append("its callbacks aren't called")
     if find_value(read_outcome(run_dir), ("bad_steps", "rollbacks")):
         causes.append("it went back after a non-finite step")
     return causes
+
+
+def _read_processes(run_dir: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the processes of a run's provenance; none if it is gone or damaged."""
+    try:
+        return read_provenance(run_dir)
+    except DataError:
+        return []
 
 
 def read_step_ms(run_dir: Path) -> float | None:

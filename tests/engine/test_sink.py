@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -539,11 +540,21 @@ def test_step_that_calls_the_host_is_refused(name: str) -> None:
         ({"x": np.array(["a"] * 20)}, {}, DataError, r"data\['x'\]: has dtype <U1"),
         (7, {}, DataError, "data: is a int of int; must be arrays"),
         (iter([]), {"batch_size": None}, DataError, "data: the iterator has no batches"),
+        (np.zeros(20, []), {}, DataError, "data: is a structured array without fields"),
+        (repeat(()), {"batch_size": None}, DataError, "data: the first batch has no arrays"),
+        (repeat(np.float32(3)), {"batch_size": None}, DataError, "batch: is a single number; must"),
+        (
+            repeat({"x": np.ones((16, 4)), "rate": 0.1}),
+            {"batch_size": None},
+            DataError,
+            r"batch\['rate'\]: is a single number; must be an array of examples",
+        ),
         (iter([]), {}, ValueError, "batch_size = 16: data is an iterator"),
         (make_data(), {"batch_size": None}, ValueError, "batch_size: is missing; must be the"),
         (make_data(), {"batch_size": 0}, ValueError, "batch_size = 0: must be a whole number"),
         (make_data(), {"size": "some"}, ValueError, "size = 'some': must be .* or \"all\""),
         (make_data(), {"steps": 0}, ValueError, "steps = 0: must be a whole number of at least 1"),
+        (make_data(), {"save": ""}, ValueError, "save = '': must be a directory, or None"),
         (make_data(), {"save_every": 3}, ValueError, "save_every = 3: needs save, a directory"),
     ],
 )

@@ -39,14 +39,19 @@ def main(
 
     `source` is a weight file or a run. If `overrides` name no recipe, they change the run's
     recipe. Arrays of a weight file are written unchanged without overrides. If `like` is a weight
-    file, its names, layout and dtypes are used. Raises UsageError, RecipeError and
-    DataError before anything is written.
+    file, its names, layout and dtypes are used. `like`, `rules` and `partial` need a network, a
+    run's or a recipe's. Raises UsageError, RecipeError and DataError before anything is written.
     """
     require_writable_suffix(target)
-    options = [] if rules is None else [f"checkpoint.rules={rules}"]
-    options += ["checkpoint.partial=true"] if partial else []
-    overrides = [*overrides, *options]
     run_dir = None if is_weight_file(source) else find_run_dir(source)
+    if run_dir is None and not overrides:
+        options = [] if rules is None else [f"--rules {rules}"]
+        options += ["--partial"] if partial else []
+        options += [] if like is None else [f"--like {like}"]
+        if options:
+            raise UsageError(options, "needs a recipe, whose network the arrays are of")
+    overrides = [*overrides, *([] if rules is None else [f"checkpoint.rules={rules}"])]
+    overrides += ["checkpoint.partial=true"] if partial else []
     try:
         arrays = _read_converted(source, run_dir, overrides, like)
     except (RecipeError, DataError):
@@ -75,8 +80,6 @@ def _read_converted(
         recipe = read_run_recipe(run_dir, overrides)
     elif overrides:
         recipe = compose_and_check(add_train_length(overrides))
-    if recipe is None and like is not None:
-        raise UsageError([f"--like {like}"], "needs a recipe: the network of both files")
     arrays, _ = read_source(source)
     return arrays if recipe is None else _convert(arrays, source, recipe, like)
 

@@ -28,6 +28,8 @@ from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, open_run_recipe
 from pipeline.inspect.replay import (
     describe_changed_data,
     list_changed_causes,
+    list_changed_environment,
+    list_unrepeated_parts,
     read_step_ms,
 )
 from pipeline.inspect.step.step_report import place_samples
@@ -35,6 +37,7 @@ from pipeline.stages.record.continuity import is_fork
 from pipeline.stages.record.run_directory import RECIPE, describe_missing_run, read_status
 from pipeline.stages.record.run_record import Discrepancy, compare_steps
 from pipeline.stages.record.trained_run import read_run_recipe, spare_gpus
+from pipeline.study.paired_test import MIN_PAIRS
 from pipeline.study.runs.ranking import directions
 
 Over = Literal["keys", "rows", "versions"]
@@ -49,8 +52,8 @@ def main(
     whether versions, code and machine make the difference.
 
     Raises UsageError for an unknown metric, or one of rows or versions; DataError if a run can't be
-    read, if the runs don't differ, if both failed, if rows can't be compared or if neither run was
-    trained here; RunError if a run doesn't repeat its own bits here.
+    read, if the runs don't differ, if both failed, if rows can't be compared or, for versions,
+    unless exactly one run was trained here; RunError if a run doesn't repeat its own bits here.
     """
     if metric is not None and (over != "keys" or metric not in directions()):
         rule = f"is about keys, not {over}" if over != "keys" else ""
@@ -100,7 +103,7 @@ def _search_keys(good: Path, bad: Path, first: Discrepancy, reporter: Reporter) 
         advice = f"--over rows compares their data, and `diff {good} {bad}` versions and machines"
         raise DataError(f"{good} and {bad}: {text}; {advice}")
     runs = 2 + 2 * ceil(log2(len(changes))) + 2
-    text = f"{count_noun(len(changes), 'change')}; about {runs} runs at most of the first "
+    text = f"{count_noun(len(changes), 'change')}; for two keys about {runs} runs of the first "
     text += count_noun(first.step, "step")
     step_ms = read_step_ms(good)
     if step_ms is not None:
@@ -142,7 +145,8 @@ def _search_by_metric(
         raise DataError(f"{good} and {bad}: no key that decides steps differs, but for the seed")
     paired = PairedMetric(recipes[0], recipes[1], metric, pairs)
     count = count_noun(len(changes), "change")
-    reporter.print_stage("search", f"{count}, each mixture by whole runs of up to {pairs} seeds")
+    text = f"{count}, each mixture by whole runs of up to {max(pairs, MIN_PAIRS)} seeds"
+    reporter.print_stage("search", text)
     with reporter.clock("comparing both runs"):
         low, high = paired.measure(changes)
     text = f"{metric} of {bad} is worse by {low:.2g} to {high:.2g} (95 %)"
@@ -156,7 +160,8 @@ def _search_by_metric(
     uncertain = paired.num_uncertain
     note = f", {uncertain} undecided after all pairs, by their mean" if uncertain else ""
     comparisons = count_noun(paired.num_comparisons, "comparison")
-    verdict = f"{count_noun(len(smallest), 'change')} of {len(changes)}: at least half of it; "
+    effect = f"at least half of what {bad} loses" if math.isfinite(low) else "enough to fail"
+    verdict = f"{count_noun(len(smallest), 'change')} of {len(changes)}: {effect}; "
     reporter.print_stage("verdict", f"{verdict}{comparisons}{note}")
     facts = {
         "metric": metric,
@@ -175,13 +180,18 @@ def _compare_environments(
     """Train the first steps of the run from elsewhere here, where the other one was trained, and
     print whether versions, code, machine and settings make its numbers."""
     spare_gpus(good)
-    causes = [list_changed_causes(open_run_recipe(run_dir), run_dir) for run_dir in (good, bad)]
+    causes = [
+        list_changed_environment(open_run_recipe(run_dir), run_dir) for run_dir in (good, bad)
+    ]
     if not any(causes) or all(causes):
         which = "neither run was" if all(causes) else "both runs were"
         text = f"{which} trained with the versions, code and machine of here"
         advice = f"one must be; `diff {good} {bad}` names all differences"
         raise DataError(f"{good} and {bad}: {text}; {advice}")
     elsewhere = good if causes[0] else bad
+    if parts := list_unrepeated_parts(elsewhere):
+        reason = join_first(parts, MAX_NAMED)
+        raise DataError(f"{elsewhere}: its first steps can't be trained again: {reason}")
     recipes: list[Recipe] = [read_run_recipe(run_dir) for run_dir in (good, bad)]
     changes = list_changes(*recipes)
     steps = FirstSteps(good, bad, recipes[0], recipes[1], first.step)

@@ -98,6 +98,10 @@ class InitializerSpec(Spec):
 Initializer = Annotated[InitializerSpec, ComponentOf("initializer")]
 
 
+ScopeName = Annotated[str, Field(pattern=r"^\w+$")]
+"""Name of a layer or of a use of a block, a part of the paths of its parameters."""
+
+
 class LayerSpec(Spec):
     """Base of layers: the component of kind "layer"."""
 
@@ -107,7 +111,7 @@ class LayerSpec(Spec):
     """Whether the result of a token depends on other tokens, also on tokens of other documents in
     its window."""
     name: str
-    scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
+    scope: ScopeName | None = None
     """The layer's name in parameter paths; null: its kind and a number (`conv_0`, `conv_1`,
     ...)."""
 
@@ -134,7 +138,7 @@ class BlockUse(Spec):
     values: dict[str, Any] = Field({}, alias="with")
     """Values of the block's parameters."""
     repeat: Count = 1
-    scope: str | None = None
+    scope: ScopeName | None = None
     """null: the block's name and a number."""
 
 

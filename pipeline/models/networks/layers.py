@@ -19,7 +19,14 @@ from pipeline.core.files.name_text import find_nearest
 from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import map_layers
 from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.layers.model_spec import CLASSES, BlockUse, Layers, LayerSpec, map_texts
+from pipeline.models.layers.model_spec import (
+    CLASSES,
+    BlockUse,
+    Layers,
+    LayerSpec,
+    ScopeName,
+    map_texts,
+)
 from pipeline.models.layers.standard import Branches, Sequence
 
 Blocks = Mapping[str, Any]
@@ -96,7 +103,7 @@ def expand_uses(
         if isinstance(entry, Mapping) and "use" in entry:
             use = _read_use(entry, (*location, index))
             body = _expand_use(use, blocks, (*location, index), parents, uses)
-            scope = use.scope or f"{use.block}_{scope_counts[use.block]}"
+            scope = use.scope or _name_scope(use, scope_counts[use.block], (*location, index))
             expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
             scope_counts[use.block] += 1
         else:
@@ -141,6 +148,21 @@ def _expand_use(
     )
     body = expand_uses(layers, blocks, ("blocks", name), (*parents, name), uses)
     return _make_validator().validate_python({"blocks": {name: body}})["blocks"][name]
+
+
+def _name_scope(use: BlockUse, number: int, location: Location) -> str:
+    """Return the scope of a use without one. Raises ValidationError for another block name."""
+    try:
+        return _make_scope_validator().validate_python(f"{use.block}_{number}")
+    except ValidationError:
+        text = f"block {use.block!r} can't name a scope, which must match ^\\w+$"
+        text += "; give the block another name, or its use a scope"
+        raise _to_error(text, (*location, "use"), use.block) from None
+
+
+@cache
+def _make_scope_validator() -> TypeAdapter[str]:
+    return TypeAdapter(ScopeName)
 
 
 @cache

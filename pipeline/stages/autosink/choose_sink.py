@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.backends.base import MECHANISM_TEXTS, Backend, Estimate, Executable, SinkPrice
+from pipeline.backends.base import (
+    MECHANISM_TEXTS,
+    Backend,
+    Estimate,
+    Executable,
+    Mechanism,
+    SinkPrice,
+)
 from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import (
     SHOWN,
@@ -72,8 +79,7 @@ def choose_sink(
     if estimate is not None and estimate.choice is not None:
         # The size is best for the emulated device, the mechanism for the host that runs the steps.
         choice = estimate.choice
-        requested = mechanisms[0] if len(mechanisms) == 1 else "auto"
-        mechanism, _ = backend.choose_mechanism(requested, sink=choice.size is not None)
+        mechanism = _choose_mechanism(mechanisms, backend, sink=choice.size is not None)
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.reason}")
         return _report_plan(plan, reporter)
     bounds = make_bounds(recipe, run_schedule, executable)
@@ -88,6 +94,14 @@ def choose_sink(
             reason = f"not measured: a step that was run only to time it failed: {error}"
             plan = SinkPlan(None, "none", reason)
     return _report_plan(plan, reporter)
+
+
+def _choose_mechanism(
+    mechanisms: tuple[SinkMechanism, ...], backend: Backend, *, sink: bool
+) -> Mechanism:
+    """Return the only mechanism that is permitted, or the device's preferred one."""
+    requested = mechanisms[0] if len(mechanisms) == 1 else "auto"
+    return backend.choose_mechanism(requested, sink=sink)[0]
 
 
 def resume_sink(saved: SinkState, reporter: Reporter) -> SinkPlan:
@@ -141,8 +155,7 @@ def make_bounds(
     total = run_schedule.total
     window_steps = total if executable is None else executable.loader.get_window(0).max_steps
     events = list_event_periods(recipe, run_schedule.steps_per_epoch)
-    saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
-    periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])
+    periods = (*events[Event.EVALUATE], *events[Event.CHECKPOINT], *events[Event.COLLECT])
     return Bounds(total, periods, window_steps, recipe.train.dispatch_seconds)
 
 
@@ -162,7 +175,13 @@ class SinkSearch(RunFeature):
         context = run.context
         schedule = run.built.run_schedule
         if context.ranks.size > 1:
-            return SinkPlan(schedule.steps_per_epoch, "loop", "not measured by several processes")
+            mechanisms = list_mechanisms(context.recipe.train.mechanism, run.executable)
+            mechanism = _choose_mechanism(mechanisms, run.backend, sink=True)
+            reason = "not measured by several processes"
+            plan = SinkPlan(schedule.steps_per_epoch, mechanism, reason)
+            # An epoch is the same in a resumed run, so checkpoints need no entry.
+            context.reporter.print_stage("sink", f"{plan}; {reason}")
+            return plan
         if host.sink is not None:
             return resume_sink(host.sink, context.reporter)
         return choose_sink(

@@ -22,6 +22,7 @@ from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.storage import open_storage
 from pipeline.core.reporter import Reporter
 from pipeline.data.text.file_names import TOKENIZER
+from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS
 from pipeline.engine.monitors.tensorboard import encode_graph
 from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
@@ -32,30 +33,34 @@ from pipeline.stages.runner.open_run import convert_os_errors
 from pipeline.stages.runner.resumed_run import list_changes_with_length
 from pipeline.stages.runner.run_feature import RestoreRun, RunFeature
 
-LOGS = ("metrics.jsonl", "evals.jsonl", "scalars.jsonl")
+LOGS = (METRICS, EVALS, SCALARS)
 FILES = (*LOGS, LOG, TOKENIZER, PROVENANCE, LOWERINGS, PLAN, RECIPE)
 """Files of a run that are copied with each checkpoint."""
 KEY = "checkpoint.mirror"
 RESTORE_S = 6 * 3600.0
 """Most seconds that other processes wait while the first restores a run."""
+UNKNOWN = "0" * 16
+"""Identity of a run without provenance, which may be any run."""
 
 
 def find_mirrored_run(recipe: Recipe, run_dir: Path | None, warn: Warn) -> MirroredRun | None:
     """Return the run of `checkpoint.mirror` if `train.resume=auto` has to restore it, else None.
 
     `run_dir` is the local run to resume; None without one. If it is the mirror's run, and its last
-    checkpoint isn't older than the mirror's, nothing is restored. Raises RecipeError if the mirror
-    is of another run, or newer than a run that `train.resume` names; DataError or RunError if it
-    can't be read.
+    checkpoint isn't older than the mirror's, nothing is restored. If it is another run, the mirror
+    is restored, with a warning if the local run is newer. Raises RecipeError if the mirror is of
+    another run, if it is newer than a run that `train.resume` names, or if a newer local run has
+    no provenance that tells whether it is the mirror's; DataError or RunError if either can't be
+    read.
     """
     url = recipe.checkpoint.mirror
     if url is None or "checkpoint" not in recipe.stages:
         return None
     runs = read_mirror(open_storage(url), FILES, warn)
-    identity = None if run_dir is None else identify_run(run_dir)
-    same_run = next((run for run in runs if run.identity == identity), None)
     if not runs:
         return None
+    identity = None if run_dir is None else identify_run(run_dir)
+    same_run = next((run for run in runs if run.identity == identity), None)
     if recipe.train.resume != "auto":
         advice = "name another address, or continue that run: train.resume=auto"
         if run_dir is None or same_run is None:
@@ -74,10 +79,31 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None, warn: Warn) -> Mirro
     for mirrored in candidates if same_run is None else [same_run]:
         changes.append(_list_changes(recipe, mirrored))
         if not changes[-1]:
-            if run_dir is None or same_run is None:
+            if run_dir is None:
+                return mirrored
+            if same_run is None:
+                _compare_other_run(mirrored, run_dir, identity == UNKNOWN, warn)
                 return mirrored
             return mirrored if _find_newest(run_dir) < mirrored.newest else None
-    raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes[0]])
+    problem = "holds a run of another recipe"
+    if len(changes) > 1:
+        problem = f"holds {len(changes)} runs of other recipes; changes of {candidates[0].identity}"
+    raise RecipeError([f"{KEY} = {url}: {problem}", *changes[0]])
+
+
+def _compare_other_run(mirrored: MirroredRun, run_dir: Path, may_be_same: bool, warn: Warn) -> None:
+    """Warn if a local run is newer than the mirrored one, which is restored instead. Raises
+    RecipeError if they may be the same run."""
+    local, url = _find_newest(run_dir), mirrored.storage.url
+    if local <= mirrored.newest:
+        return
+    if may_be_same:
+        problem = f"holds step {mirrored.newest} of a run that may be {run_dir}, which has step "
+        problem += f"{local} and no {PROVENANCE}"
+        advice = f"name another address, or move {run_dir} away to restore step {mirrored.newest}"
+        raise RecipeError(f"{KEY} = {url}: {problem}; {advice}")
+    text = f"step {mirrored.newest} of {url} is restored; {run_dir}, another run, has step {local}"
+    warn(f"{KEY}: {text}")
 
 
 def _list_changes(recipe: Recipe, mirrored: MirroredRun) -> list[str]:
@@ -99,11 +125,11 @@ def _find_newest(run_dir: Path) -> int:
 
 
 def identify_run(run_dir: Path) -> str:
-    """Return 16 hexadecimal digits of the first process in a run's provenance; zeros without."""
-    with suppress(DataError):
-        for process in read_provenance(run_dir):
-            return hashlib.sha256(format_json(process).encode()).hexdigest()[:16]
-    return "0" * 16
+    """Return 16 hexadecimal digits of the first process in a run's provenance; `UNKNOWN` without.
+    Raises DataError if it is damaged."""
+    for process in read_provenance(run_dir):
+        return hashlib.sha256(format_json(process).encode()).hexdigest()[:16]
+    return UNKNOWN
 
 
 def restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
@@ -184,7 +210,8 @@ class CheckpointCopies(RunFeature):
             schedule.sink_steps or schedule.steps_per_epoch,
             optimizer=spec.optimizer,
         )
-        nodes = evaluations.trace_graph("checkpoint.prefix")
+        key = "directory" if spec.prefix is None else "prefix"
+        nodes = evaluations.trace_graph(f"checkpoint.{key}")
         if nodes is not None:
             # Encoded on the thread that writes for TensorBoard: two threads can't import its
             # package.

@@ -55,6 +55,14 @@ def test_weights_without_recipe_change_only_format(theirs: Path, tmp_path: Path)
         np.testing.assert_array_equal(other[name], array)
 
 
+@pytest.mark.parametrize("words", [["--partial"], ["--rules=torch"], ["--partial", "--like=f.npz"]])
+def test_options_of_a_network_need_a_recipe(theirs: Path, tmp_path: Path, words: list[str]) -> None:
+    named = " ".join(words).replace("=", " ")
+    with pytest.raises(UsageError, match=f"^{named}: needs a recipe, whose network the arrays are"):
+        convert(["weights", str(theirs), str(tmp_path / "w.npz"), *words])
+    assert not (tmp_path / "w.npz").exists()
+
+
 def test_unsupported_target_format_is_refused_before_reading(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ours\.pth: can't be written; must end in one of"):
         convert(["weights", str(tmp_path / "nowhere.npz"), str(tmp_path / "ours.pth"), LENET5])

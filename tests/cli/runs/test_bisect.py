@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import ceil, log2
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import pytest
 from pipeline import load_recipe, run
 from pipeline.core.errors import DataError, PipelineError, RecipeError, RunError, UsageError
 from pipeline.inspect.bisect import Outcome, PairedMetric, find_smallest, list_changes, mix_recipes
+from pipeline.inspect.dumps.opened_recipe import open_run_recipe
+from pipeline.inspect.replay import list_changed_causes, list_changed_environment
 from tests.command_line import bisect, fork
 from tests.conftest import MLP, compose_tiny
 
@@ -158,6 +161,30 @@ def test_versions_of_the_run_from_elsewhere_are_named(
     assert (facts["outcome"], facts["causes"]) == ("bad", [])
     with pytest.raises(DataError, match="neither run was trained"):
         bisect([str(bad), str(other), "--over=versions"])
+
+
+@pytest.mark.medium
+def test_callbacks_and_resumes_are_not_another_environment(good: Path, tmp_path: Path) -> None:
+    """Both runs were trained here. A resumed run from elsewhere isn't trained again."""
+    opened = open_run_recipe(good)
+    train = opened.recipe.train.model_copy(update={"callbacks": (object(),)})
+    recipe = opened.recipe.model_copy(update={"train": train})
+    with_callbacks: Any = SimpleNamespace(recipe=recipe, backend=opened.backend)
+    assert list_changed_environment(with_callbacks, good) == []
+    assert list_changed_causes(with_callbacks, good) == ["its callbacks aren't called"]
+    bad = tmp_path / "bad"
+    shutil.copytree(good, bad)
+    log = bad / "metrics.jsonl"
+    log.write_text(re.sub(r'"loss": [^,]*', '"loss": 1.25', log.read_text()))
+    file = bad / "provenance.json"
+    document = json.loads(file.read_text())
+    document["processes"] *= 2
+    file.write_text(json.dumps(document))
+    with pytest.raises(DataError, match="both runs were trained with the versions, code and mach"):
+        bisect([str(good), str(bad), "--over=versions"])
+    move_elsewhere(bad)
+    with pytest.raises(DataError, match=r"bad: its first steps .* again: the run was resumed"):
+        bisect([str(good), str(bad), "--over=versions"])
 
 
 @pytest.mark.medium

@@ -188,6 +188,7 @@ def test_unknown_parameter_is_reported_with_the_nearest() -> None:
         ({"repeat": 0}, "layers.0.repeat", "greater_than"),
         ({"use": 3}, "layers.0.use", "string_type"),
         ({"times": 2}, "layers.0.times", "extra_forbidden"),
+        ({"scope": "a/b"}, "layers.0.scope", "string_pattern_mismatch"),
     ],
 )
 def test_problems_of_a_block_use_are_located(changes: Any, where: str, kind: str) -> None:
@@ -195,6 +196,17 @@ def test_problems_of_a_block_use_are_located(changes: Any, where: str, kind: str
         expand([{**USE, **changes}])
     (details,) = caught.value.errors()
     assert (".".join(map(str, details["loc"])), details["type"]) == (where, kind)
+
+
+def test_block_name_that_cannot_be_a_scope_is_located() -> None:
+    """It names parameters, unless each use has a scope."""
+    where, message = problem([{"use": "res-block"}], {"res-block": ["relu"]})
+    assert where == "layers.0.use"
+    assert "block 'res-block' can't name a scope, which must match ^\\w+$; give the" in message
+    where, _ = problem([{"use": "a"}], {"a": ["relu", {"use": "b.c"}], "b.c": ["relu"]})
+    assert where == "blocks.a.1.use"
+    (entry,) = expand([{"use": "res-block", "scope": "neck"}], {"res-block": ["relu"]})
+    assert entry.scope == "neck"
 
 
 def test_recursive_block_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.autosink import choose_sink as choose_sink_module
-from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, resume_sink
+from pipeline.stages.autosink.choose_sink import SinkPlan, SinkSearch, choose_sink, resume_sink
 from tests import outcome
 from tests.stages.clockwork import Clockwork
 from tests.whole_run import run
@@ -156,6 +157,34 @@ def test_resumed_run_continues_with_its_sinks(chosen: ChooseSink) -> None:
     assert (again.size, again.mechanism, again.host_entry) == (1000, "loop", kept)
     assert len(clockwork.ran) == ran
     assert chosen(clockwork, "train.sink_size=7", host=kept).mechanism == "loop"
+
+
+@pytest.mark.parametrize(
+    ("asked", "single_steps", "mechanism"),
+    [
+        ("auto", False, "loop"),
+        ("loop", False, "loop"),
+        ("soft", False, "soft"),
+        ("auto", True, "soft"),
+    ],
+)
+def test_several_processes_have_the_requested_mechanism(
+    asked: str,
+    single_steps: bool,
+    mechanism: str,
+    tiny: Compose,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They don't measure, and say so."""
+    recipe = tiny(AUTO, f"train.mechanism={asked}")
+    executable = SimpleNamespace(report=SimpleNamespace(single_steps=single_steps))
+    context = SimpleNamespace(recipe=recipe, ranks=SimpleNamespace(size=2), reporter=Reporter())
+    built = SimpleNamespace(run_schedule=RunSchedule(45, 6, 6))
+    backend = recipe.device.open(recipe.parallel)
+    run: Any = SimpleNamespace(context=context, built=built, executable=executable, backend=backend)
+    plan = SinkSearch(recipe).choose_sinks(run, None, parse_host_state({}))
+    assert (plan.size, plan.mechanism, plan.host_entry) == (6, mechanism, {})
+    assert capsys.readouterr().out.startswith(f"sink       {plan}; not measured by several proc")
 
 
 # Whole runs.

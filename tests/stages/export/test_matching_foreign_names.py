@@ -111,7 +111,7 @@ def test_convert_writes_names_of_a_reference_file(tmp_path: Path) -> None:
     write_weights(tmp_path / "others.ckpt", others)
     files = ["weights", str(tmp_path / "theirs.npz"), str(tmp_path / "out.ckpt")]
     like = f"--like={tmp_path / 'others.ckpt'}"
-    with pytest.raises(UsageError, match=r"--like .*: needs a recipe: the network of both files"):
+    with pytest.raises(UsageError, match=r"--like .*: needs a recipe, whose network the"):
         convert([*files, like])
     assert convert([*files, like, "+recipe=lenet5_digits"]) == 0
     written = read_weights(tmp_path / "out.ckpt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files import storage
 from pipeline.core.files.storage import Storage
+from pipeline.stages.runner import run_mirror
 from pipeline.stages.runner.run_mirror import identify_run
 from tests import outcome
 from tests.conftest import MLP
@@ -95,6 +97,36 @@ def test_newer_of_local_run_and_mirror_is_continued(
     with pytest.raises(RecipeError, match=r"holds step 45 of .*, which has no checkpoint as new"):
         run(tiny(*KEYS, mirror, f"train.resume={restored.run_dir}"))
     assert sorted(tmp_path.glob("store/*/records/*")) == records
+
+
+def test_newer_local_run_is_not_replaced_unnoticed(
+    tiny: Compose, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is the mirror's run can't be told without its provenance."""
+    run_dir = tmp_path / "run"
+    (run_dir / "checkpoints/1000").mkdir(parents=True)
+    mirrored = SimpleNamespace(
+        identity="f" * 16, copies=[1], newest=900, storage=SimpleNamespace(url="file:///store")
+    )
+    monkeypatch.setattr(run_mirror, "read_mirror", lambda *_: [mirrored])
+    monkeypatch.setattr(run_mirror, "_list_changes", lambda *_: [])
+    monkeypatch.setattr(run_mirror, "list_saved_steps", lambda _: [1000])
+    recipe = tiny(mirror, "train.resume=auto")
+    warnings: list[str] = []
+    with pytest.raises(RecipeError, match=r"step 900 of a run that may be .*step 1000 and no prov"):
+        run_mirror.find_mirrored_run(recipe, run_dir, warnings.append)
+    (run_dir / "provenance.json").write_text("{")
+    with pytest.raises(DataError, match=r"provenance\.json: can't be read"):
+        run_mirror.find_mirrored_run(recipe, run_dir, warnings.append)
+    assert warnings == []
+    (run_dir / "provenance.json").write_text('{"processes": [{}]}')
+    assert run_mirror.find_mirrored_run(recipe, run_dir, warnings.append) is mirrored
+    (text,) = warnings
+    assert text.endswith(f"is restored; {run_dir}, another run, has step 1000")
+    monkeypatch.setattr(run_mirror, "list_saved_steps", lambda _: [800])
+    (run_dir / "provenance.json").unlink()
+    assert run_mirror.find_mirrored_run(recipe, run_dir, warnings.append) is mirrored
+    assert len(warnings) == 1
 
 
 @pytest.mark.slow
