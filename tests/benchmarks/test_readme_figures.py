@@ -48,7 +48,7 @@ def test_code_and_results_of_rows_exist() -> None:
         assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def run_git(root: Path, *arguments: str, date: str = "") -> None:
+def run_git(root: Path, *arguments: str, date: str = "2026-01-01") -> None:
     stamp = f"{date}T12:00:00+00:00"
     names = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a"}
     dates = {"GIT_AUTHOR_DATE": stamp, "GIT_COMMITTER_DATE": stamp, "GIT_COMMITTER_EMAIL": "a@b"}

@@ -17,7 +17,7 @@ READERS = {
     r"\(\.\*\?\[\\\]\)\}\]\)": {"hlo_program.py"},
     r"custom_call_target=": {"hlo_program.py"},
     r'"ph":': {"trace_file.py"},
-    r"(?i)KEY_BYTES =|MASK_BYTES =": {"item_sizes.py"},
+    r"(?i)KEY_BYTES =|MASK_BYTES =": {"array_values.py"},
 }
 """Patterns, and the modules that may have them."""
 
