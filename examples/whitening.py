@@ -12,7 +12,6 @@ import numpy as np
 
 from pipeline import load_recipe
 from pipeline.config.cache import cache_root
-from pipeline.core.errors import PipelineError
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 
@@ -31,12 +30,8 @@ def whitening(images: np.ndarray) -> np.ndarray:
 
 if __name__ == "__main__":
     file, name, *overrides = sys.argv[1:]
-    try:
-        recipe = load_recipe(name, overrides)
-        split = recipe.dataset.read(cache_root(recipe.cache)).train
-    except PipelineError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    recipe = load_recipe(name, overrides)
+    split = recipe.dataset.read(cache_root(recipe.cache)).train
     rows = np.arange(min(IMAGES, len(split)))
     columns, seed = {"image": split.columns["image"][rows]}, seed_words(recipe.seed)
     mapped = apply_ops(np, recipe.dataset.eval.ops, columns, seed, np.int32(0), rows)

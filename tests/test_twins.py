@@ -95,6 +95,7 @@ COVERED = {
         "sinks of recipes beside chosen ones",
     ),
     "pipeline.stages.runner.*": ("stages/test_run.py", WHOLE_RUN),
+    "pipeline.study.sweep.*": ("study/sweep/test_study.py", "sweeps of studies"),
     # Commands, in the folder of what they run.
     "pipeline.__main__": ("cli/test_cli.py", "the command line as a process"),
     "pipeline.cli.runs.attack": (

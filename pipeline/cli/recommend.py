@@ -12,7 +12,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RunError, UsageError, printable
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.trials import read_space, to_overrides, vary_one_at_a_time
+from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
 
 
 def main(

@@ -12,7 +12,7 @@ from optuna.distributions import (  # noqa: E402
 )
 
 from pipeline.core.errors import RecipeError  # noqa: E402
-from pipeline.study.sweep.trials import read_space, to_overrides, vary_one_at_a_time  # noqa: E402
+from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time  # noqa: E402
 
 
 @pytest.mark.parametrize(
