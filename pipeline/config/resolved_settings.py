@@ -113,6 +113,17 @@ def find_warmup_problems(train: TrainSpec, steps_per_epoch: int) -> Iterator[str
             )
 
 
+def find_late_phases(train: TrainSpec, steps_per_epoch: int) -> Iterator[str]:
+    """Yield the problems of frozen parameters that no step of the run would train."""
+    total = count_total_steps(train, steps_per_epoch)
+    for rule in train.unfreeze:
+        if (start := rule.start(steps_per_epoch)) >= total:
+            yield (
+                f"train.unfreeze: {rule.pattern} would be trained after {start:,} steps; the run "
+                f"has {total:,}"
+            )
+
+
 def list_event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tuple[int, ...]]:
     """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard."""
 

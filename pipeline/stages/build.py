@@ -17,6 +17,7 @@ from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.resolved_settings import (
     count_total_steps,
     find_known_facts,
+    find_late_phases,
     find_length_problems,
     find_warmup_problems,
     resolve_level,
@@ -202,13 +203,8 @@ def _schedule_run(recipe: Recipe, steps_per_epoch: int, reporter: Reporter) -> R
         # A length from the command line may be shorter than the warmup, so it isn't refused.
         for problem in find_warmup_problems(recipe.train, steps_per_epoch):
             reporter.warn(problem)
-    total = count_total_steps(recipe.train, steps_per_epoch)
-    for rule in recipe.train.unfreeze:
-        if (start := rule.start(steps_per_epoch)) >= total:
-            reporter.warn(
-                f"train.unfreeze: {rule.pattern} would be trained after {start:,} steps; the run "
-                f"has {total:,}"
-            )
+    for problem in find_late_phases(recipe.train, steps_per_epoch):
+        reporter.warn(problem)
     return schedule_run(recipe.train, steps_per_epoch)
 
 

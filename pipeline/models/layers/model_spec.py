@@ -246,8 +246,8 @@ def walk_layers(value: Any) -> Iterator[LayerSpec]:
         yield from walk_layers(_list_fields(layer))
 
 
-def finds_rows_by_number(layer: LayerSpec) -> bool:
-    """Return whether a layer, or one inside it, reads whole numbers."""
+def looks_up_rows(layer: LayerSpec) -> bool:
+    """Return whether a layer, or one inside it, looks up rows of a table by whole numbers."""
     return any(inner.reads_whole_numbers for inner in walk_layers((layer,)))
 
 

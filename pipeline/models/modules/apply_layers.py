@@ -26,7 +26,7 @@ from pipeline.models.layers.model_spec import (
     InitSpec,
     LayerSpec,
     Padding,
-    finds_rows_by_number,
+    looks_up_rows,
 )
 from pipeline.models.layers.path_patterns import SAMPLE_LOSSES, is_frozen
 from pipeline.models.layers.precision import Products, TypeRule, find_type_rule
@@ -295,7 +295,7 @@ def _apply_by_rules(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     rule = find_type_rule(context.rules, layer.name, context.path)
     dtype = context.dtype if rule is None else rule.dtype
     # A lookup reads whole numbers, which don't fit into 16 bits; branches cast their own inputs.
-    keeps = isinstance(x, Mapping) or finds_rows_by_number(layer)
+    keeps = isinstance(x, Mapping) or looks_up_rows(layer)
     inputs = x if keeps else x.astype(dtype)
     result = apply_layer(layer, inputs, dataclasses.replace(context, dtype=dtype))
     return result.astype(context.dtype) if rule is not None and rule.casts_back else result

@@ -14,7 +14,7 @@ from pipeline.data.inputs import MASK, name_mask
 from pipeline.models.layers.model_spec import (
     InitSpec,
     LayerSpec,
-    finds_rows_by_number,
+    looks_up_rows,
     walk_layers,
 )
 from pipeline.models.layers.precision import Products, TypeRule
@@ -106,7 +106,7 @@ class Network(nn.Module):
             documents=documents,
             input_masks=masks,
         )
-        reads_numbers = any(map(finds_rows_by_number, self.layers[:1]))
+        reads_numbers = any(map(looks_up_rows, self.layers[:1]))
         # Under rules every layer casts its input: the first may compute in float32.
         if not (reads_numbers or self.rules or isinstance(x, Mapping)):
             x = x.astype(self.dtype)
