@@ -37,7 +37,7 @@ class PairsSweeper(GridSweeper):
 
     def sweep(self, arguments: Sequence[str]) -> None:
         """Run pairs of jobs."""
-        from pipeline.study.sweep.pairs import sweep_pairs
+        from pipeline.study.sweep.grid import sweep_pairs
 
         sweep_pairs(self, self._task, arguments)
 

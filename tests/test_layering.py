@@ -246,6 +246,21 @@ def find_circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 @pytest.mark.medium
+def test_modules_that_are_imported_exist() -> None:
+    """In each folder of the project and in functions: mypy skips a module that it can't find."""
+    folders = ["benchmarks", "examples", "hydra_plugins", "pipeline", "tests"]
+    missing = [
+        f"{file.relative_to(ROOT)}: {node.module}"
+        for folder in folders
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pipeline"
+        if node.module not in modules()
+    ]
+    assert missing == []
+
+
+@pytest.mark.medium
 def test_modules_have_no_circular_imports() -> None:
     assert find_circle({module: runtime_imports(module) for module in modules()}) == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ FOLDER = Path(__file__).parents[1] / "examples" / "prior_fitted"
 
 
 @pytest.fixture(scope="module")
-def components() -> Iterator[ModuleType]:
+def components() -> ModuleType:
     """The module, whose components are registered."""
     spec = importlib.util.spec_from_file_location("prior_components", FOLDER / "components.py")
     assert spec is not None
@@ -29,8 +28,8 @@ def components() -> Iterator[ModuleType]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    # The module stays: its classes do, and the schema of recipes reads their text.
+    return module
 
 
 def draw(components: ModuleType, count: int, xp: Any = np) -> tuple[np.ndarray, np.ndarray]:

@@ -219,7 +219,7 @@ def test_run_reads_data_and_weights_from_addresses(bucket: Path, tmp_path: Path)
     assert "restore: s3://bucket/repository" in text
     (weights / "other.npz").write_bytes(b"")
     (weights / "model.safetensors").rename(weights / "third.safetensors")
-    with pytest.raises(ValueError, match="has 2 weight files; name one, as in hf://NAME"):
+    with pytest.raises(ValueError, match="has 2 weight files; name one, as in ADDRESS/model"):
         choose_weight_file(sorted(file.name for file in weights.iterdir()))
     with pytest.raises(ValueError, match="has no weight file"):
         choose_weight_file(["README.md"])
