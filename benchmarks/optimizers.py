@@ -91,7 +91,7 @@ def make_row(name: str, folder: Path) -> list[str]:
             runs = place / workload.name / f"0_{make_slug(name)}"
             cells += list_cells(entry, runs, is_accuracy=workload is WORKLOADS[0])
         except PipelineError as error:
-            cells += [f"refused: {str(error).splitlines()[0]:.80}", *[""] * 4]
+            cells += [f"refused: {' '.join(str(error).split()):.160}", *[""] * 4]
         print(cells, flush=True)
     return cells
 
