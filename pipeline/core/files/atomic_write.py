@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -68,23 +68,35 @@ def convert_write_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def remove_if_failed(folder: Path) -> Iterator[None]:
-    """Make a folder, and if the block raises an error, remove what was added to it; the folder too
-    if it was made. Raises OSError."""
+def make_folder(folder: Path) -> Iterator[None]:
+    """Make a folder, and remove it if it was made and the block raises an error, unless it holds
+    entries then. Raises OSError."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    before = set(folder.iterdir())
     try:
         yield
     except BaseException:
-        for path in set(folder.iterdir()) - before:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def remove_if_failed(folder: Path, names: Collection[str]) -> Iterator[None]:
+    """Remove the entries `names` that the block adds to a folder if it raises an error.
+
+    Other entries stay, since another process may have added them.
+    """
+    added = [folder / name for name in names if not os.path.lexists(folder / name)]
+    try:
+        yield
+    except BaseException:
+        for path in added:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
         raise
 
 
@@ -287,6 +299,17 @@ def try_lock_folder(folder: Path) -> Iterator[Lock | None]:
     but only processes of this machine see it. On a network file system, if the file is removed,
     another machine can acquire the file's lock until the holder's next `Lock.keep`.
     """
+    with (
+        hold_folder(folder) as is_free,
+        lock_file(folder / LOCK, wait=False) if is_free else nullcontext() as lock,
+    ):
+        yield lock
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[bool]:
+    """Hold the lock on a folder itself, which leaves no file, without waiting; yield False if
+    another process of this machine holds it. Raises OSError if it can't be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_free = True
@@ -294,7 +317,6 @@ def try_lock_folder(folder: Path) -> Iterator[Lock | None]:
             lock_descriptor(descriptor, wait=False)
         except BlockingIOError:
             is_free = False
-        with lock_file(folder / LOCK, wait=False) if is_free else nullcontext() as lock:
-            yield lock
+        yield is_free
     finally:
         os.close(descriptor)

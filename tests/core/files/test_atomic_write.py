@@ -20,6 +20,7 @@ from pipeline.core.files.atomic_write import (
     commit,
     convert_write_errors,
     format_json,
+    make_folder,
     remove_if_failed,
     sync,
     sync_ancestors,
@@ -213,7 +214,7 @@ def test_failed_folder_keeps_what_it_had(tmp_path: Path, is_new: bool) -> None:
         path.touch()
 
     def stop_between_files() -> None:
-        with remove_if_failed(folder):
+        with make_folder(folder), remove_if_failed(folder, ("inner", "file", "earlier")):
             (folder / "inner").mkdir()
             (folder / "inner" / "file").touch()
             (folder / "file").touch()
@@ -222,6 +223,20 @@ def test_failed_folder_keeps_what_it_had(tmp_path: Path, is_new: bool) -> None:
     with pytest.raises(KeyboardInterrupt):
         stop_between_files()
     assert list(tmp_path.rglob("*")) == earlier
-    with remove_if_failed(folder):
+    with make_folder(folder), remove_if_failed(folder, ("file",)):
         (folder / "file").touch()
     assert (folder / "file").exists()
+
+
+def test_failed_folder_keeps_what_others_write_meanwhile(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+
+    def fail_beside_another() -> None:
+        with make_folder(folder), remove_if_failed(folder, ("file",)):
+            (folder / "file").touch()
+            (folder / "of another").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_beside_another()
+    assert [path.name for path in folder.iterdir()] == ["of another"]
