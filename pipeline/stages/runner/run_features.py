@@ -106,7 +106,7 @@ RUN_FEATURES = (
     Listed(
         "checkpoint.prefix",
         lambda recipe: (recipe.checkpoint.prefix or recipe.checkpoint.directory) is not None,
-        "pipeline.stages.runner.run_mirror:CheckpointCopies",
+        "pipeline.stages.runner.checkpoint_copies:CheckpointCopies",
     ),
     Listed(
         "checkpoint.mirror",
