@@ -27,14 +27,13 @@ from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
-from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
 NON_METRICS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness, check_one_length]
-"""All rules, in the order in which an error lists their problems."""
+"""All rules, in the order in which an error lists their problems; `rule` adds more below."""
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
@@ -52,6 +51,9 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
     RecipeError if this number of processes can't run the recipe."""
     if processes == 1:
         return recipe
+    # A length from the command line may be shorter than the warmup. Only if the processes make it
+    # shorter, the run is refused.
+    is_within_warmup = _has_problem(recipe, check_warmup_length)
     parallel = recipe.parallel
     if parallel.devices is None and parallel.mesh is None:
         if processes > MAX_DEVICES:
@@ -62,7 +64,7 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
             batch_size = parallel.batch_per_device * processes
             changes["train"] = recipe.train.model_copy(update={"batch_size": batch_size})
         recipe = recipe.model_copy(update=changes)
-    problems = find_conflicts(recipe, length_replaced=True)
+    problems = find_conflicts(recipe, length_replaced=is_within_warmup)
     if not problems:
         problems = list(device_checks.check_processes(recipe, processes))
     if problems:
@@ -94,7 +96,7 @@ def check_length(recipe: Recipe) -> Iterator[str]:
     yield from find_length_problems(recipe.train, _count_known_steps(recipe))
 
 
-CHECKS.append(check_deadline)
+rule(check_deadline)
 
 
 @rule
@@ -154,7 +156,7 @@ def check_type_source(recipe: Recipe) -> Iterator[str]:
 def check_microbatches(recipe: Recipe) -> Iterator[str]:
     """Accumulation splits batches into equal microbatches."""
     train = recipe.train
-    if train.batch_size % compute_batch_multiple(train.accumulate_steps):
+    if train.batch_size % train.accumulate_steps:
         yield (
             f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
             f"{train.batch_size}, which is the number of samples of an update"
