@@ -366,7 +366,7 @@ def _format_line(recipe: Recipe, built: Built) -> str:
     if run.sink_steps:
         sink = f"sinks of {count_noun(run.sink_steps, 'step')}"
         sink = sink if run.sink_steps < run.total else "one sink"
-    if recipe.train.sink and recipe.train.sink_size == "auto":
+    if recipe.train.chooses_sink:
         sink = "sinks to be chosen"
     frozen = ""
     if built.step_config.frozen:

@@ -85,7 +85,7 @@ RUN_FEATURES = (
     ),
     Listed(
         "train.sink_size",
-        lambda recipe: recipe.train.sink and recipe.train.sink_size == "auto",
+        lambda recipe: recipe.train.chooses_sink,
         "pipeline.stages.autosink.choose_sink:SinkSearch",
     ),
     Listed(
