@@ -27,6 +27,7 @@ from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, describe_unequal_shapes, fit_to_classes
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
+from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
 NON_METRICS = ("count", "step")
@@ -156,7 +157,7 @@ def check_type_source(recipe: Recipe) -> Iterator[str]:
 def check_microbatches(recipe: Recipe) -> Iterator[str]:
     """Accumulation splits batches into equal microbatches."""
     train = recipe.train
-    if train.batch_size % train.accumulate_steps:
+    if train.batch_size % compute_batch_multiple(train.accumulate_steps):
         yield (
             f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
             f"{train.batch_size}, which is the number of samples of an update"

@@ -33,9 +33,9 @@ from pipeline.core.files.atomic_write import (
     commit,
     convert_write_errors,
     format_json,
-    remove_if_failed,
     write_whole,
 )
+from pipeline.core.files.folder_write import remove_if_failed
 from pipeline.core.files.tree_diff import Difference
 from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, LogLine, read_lines

@@ -8,10 +8,9 @@ import fcntl
 import json
 import math
 import os
-import shutil
 import socket
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -65,39 +64,6 @@ def convert_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         file = error.filename or path
         raise RunError(f"{file}: can't be written: {get_system_reason(error)}") from error
-
-
-@contextmanager
-def make_folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and remove it if it was made and the block raises an error, unless it holds
-    entries then. Raises OSError."""
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
-
-
-@contextmanager
-def remove_if_failed(folder: Path, names: Collection[str]) -> Iterator[None]:
-    """Remove the entries `names` that the block adds to a folder if it raises an error.
-
-    Other entries stay, since another process may have added them.
-    """
-    added = [folder / name for name in names if not os.path.lexists(folder / name)]
-    try:
-        yield
-    except BaseException:
-        for path in added:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        raise
 
 
 def _is_device(path: Path) -> bool:

@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import (
-    convert_write_errors,
-    hold_folder,
-    make_folder,
-    remove_if_failed,
-    write_whole,
-)
+from pipeline.core.files.atomic_write import convert_write_errors, hold_folder, write_whole
 from pipeline.core.files.csv_file import format_csv
+from pipeline.core.files.folder_write import make_folder, remove_if_failed
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.on_failure import FILES, STEP, Reproducer, read_inputs, write_inputs
 from pipeline.training.state import TrainState

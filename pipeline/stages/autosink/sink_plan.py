@@ -1,4 +1,4 @@
-"""Sinks of a run, and those of its recipe."""
+"""Sinks of a run, and how the recipe sets them."""
 
 from __future__ import annotations
 
