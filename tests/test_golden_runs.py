@@ -74,7 +74,9 @@ def test_version_has_every_run_and_is_small(version: str) -> None:
 def test_run_names_no_machine_and_no_user(version: str) -> None:
     for file in (RUNS / version).rglob("*.json*"):
         assert PRIVATE.search(file.read_bytes()) is None, file
-    for file in (RUNS / version).rglob("provenance.json"):
+    files = list((RUNS / version).rglob("provenance.json"))
+    assert {file.relative_to(RUNS / version).parts[0] for file in files} == {*RECIPES}
+    for file in files:
         for process in json.loads(file.read_text())["processes"]:
             assert (process["folder"], process["machine"]["host"]) == (".", "host")
             assert process["versions"]["recipe-pipeline"] == version

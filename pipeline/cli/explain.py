@@ -27,12 +27,6 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
 from pipeline.stages.autosink.choose_sink import (
-    Achieved,
-    Calendar,
-    Dispatch,
-    ExplainedRun,
-    Explanation,
-    Memory,
     explain_one_step_sinks,
     list_mechanisms,
     make_bounds,
@@ -50,6 +44,14 @@ from pipeline.stages.autosink.dispatch_costs import (
     estimate_gain_error,
     measure,
     time_single_step,
+)
+from pipeline.stages.autosink.sink_explanation import (
+    Achieved,
+    Calendar,
+    Dispatch,
+    ExplainedRun,
+    Explanation,
+    Memory,
 )
 from pipeline.stages.estimate import describe_step, report_shardings
 from pipeline.stages.fit_memory import compile_to_fit

@@ -34,7 +34,7 @@ NON_METRICS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness, check_one_length]
-"""All rules, in the order in which an error lists their problems."""
+"""All rules, in the order in which an error lists their problems; `rule` adds more below."""
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
@@ -52,6 +52,9 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
     RecipeError if this number of processes can't run the recipe."""
     if processes == 1:
         return recipe
+    # A length from the command line may be shorter than the warmup. Only if the processes make it
+    # shorter, the run is refused.
+    is_within_warmup = _has_problem(recipe, check_warmup_length)
     parallel = recipe.parallel
     if parallel.devices is None and parallel.mesh is None:
         if processes > MAX_DEVICES:
@@ -62,7 +65,7 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
             batch_size = parallel.batch_per_device * processes
             changes["train"] = recipe.train.model_copy(update={"batch_size": batch_size})
         recipe = recipe.model_copy(update=changes)
-    problems = find_conflicts(recipe, length_replaced=True)
+    problems = find_conflicts(recipe, length_replaced=is_within_warmup)
     if not problems:
         problems = list(device_checks.check_processes(recipe, processes))
     if problems:
@@ -94,7 +97,7 @@ def check_length(recipe: Recipe) -> Iterator[str]:
     yield from find_length_problems(recipe.train, _count_known_steps(recipe))
 
 
-CHECKS.append(check_deadline)
+rule(check_deadline)
 
 
 @rule

@@ -209,6 +209,11 @@ class TrainSpec(AdapterWords):
         return None if self.until is None else f"until = {self.until}"
 
     @property
+    def chooses_sink(self) -> bool:
+        """Whether the size of sinks is to be chosen."""
+        return self.sink and self.sink_size == "auto"
+
+    @property
     def memory_bytes(self) -> int | None:
         """Bytes of `memory`; None if it is auto or null."""
         return None if self.memory in (None, "auto") else parse_size(str(self.memory))

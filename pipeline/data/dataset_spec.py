@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pipeline.data.image_facts import ImageFacts
     from pipeline.data.order import SampleOrder
+    from pipeline.data.tables.encode_table import TableLayout
 
 
 def require_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -73,6 +74,11 @@ class MapOp(Spec):
         return self
 
     @property
+    def table_layout(self) -> TableLayout | None:
+        """The columns of the table whose rows the op encodes; None for other ops."""
+        return None
+
+    @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are read."""
@@ -98,6 +104,11 @@ class MapOp(Spec):
     @abstractmethod
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         """Return the written columns. `values` are the columns that are read, (batch, *shape)."""
+
+
+def find_table_layout(ops: Sequence[MapOp]) -> TableLayout | None:
+    """Return the columns of a table if the first op encodes one, else None."""
+    return ops[0].table_layout if ops else None
 
 
 class WrappedOp(MapOp):

@@ -30,6 +30,10 @@ HASHED_EXAMPLES = 64
 """Number of examples whose hash identifies the arrays, at equal distances."""
 
 
+class TooFewBatchesError(DataError):
+    """An iterator that ended before the last step."""
+
+
 class BatchSource(ABC):
     """Source of a run's batches: one for each step."""
 
@@ -368,7 +372,8 @@ class IteratorWindows:
             for number in range(start + 1, start + count + 1):
                 batches.append(self._source.read(number))
         except StopIteration:
-            failure = DataError(f"data: ended after {start + len(batches)} of {self._stop} batches")
+            text = f"data: ended after {start + len(batches)} of {self._stop} batches"
+            failure = TooFewBatchesError(text)
         except Exception as error:  # of the user's iterator; `take` raises it
             failure = error
         seconds = time.perf_counter() - started_at

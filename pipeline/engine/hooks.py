@@ -63,9 +63,9 @@ class Deadline:
         The schedule is cut only if there isn't time for the next dispatch, its events and one more
         dispatch, since steps may get faster again. At least one step follows.
         """
-        step_s = dispatch_size.step_s
-        if self.stop_at is None or step_s is None:
+        if self.stop_at is None or dispatch_size.step_s is None:
             return schedule
+        step_s = max(dispatch_size.step_s, LEAST_S)
         left_s = self.stop_at - time.perf_counter()
         spare_s = left_s - dispatch_size.dispatch_s
         num_next = dispatch_size.max_steps + 1

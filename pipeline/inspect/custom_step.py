@@ -27,7 +27,7 @@ from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.measured_time import LoadWatch
 from pipeline.core.host.platforms import get_platform
-from pipeline.engine.batches import IteratorBatches
+from pipeline.engine.batches import IteratorBatches, TooFewBatchesError
 from pipeline.engine.history import History, NonFiniteStepError
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import Program, exhaust, train
@@ -133,11 +133,13 @@ def open_step(prepared: PreparedSink, steps: int) -> Iterator[OpenStep]:
         yield OpenStep(prepared, placement, loader)
 
 
-def run_steps(executable: object, state: CustomState, schedule: RunSchedule) -> DispatchClock:
+def run_steps(
+    executable: SinkProgram | ProfiledExecutable, state: CustomState, schedule: RunSchedule
+) -> DispatchClock:
     """Run the steps of a schedule from step 0 in the engine's loop, without logs.
 
-    `executable` is a `SinkProgram`, or has its methods. The state is consumed. Returns the clock
-    with the end of each dispatch. Raises RunError if a loss isn't finite.
+    The state is consumed. Returns the clock with the end of each dispatch. Raises RunError if a
+    loss isn't finite.
     """
     watch = DispatchClock()
     program = Program(cast(Executable, executable))
@@ -209,10 +211,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
     with watch_compilations() as watch:
         try:
             run_steps(profiled, program.put(state), replace(schedule, total=window.total))
-        except DataError as error:
-            # The advice is for an iterator with too few batches.
-            if " ended after " not in str(error):
-                raise
+        except TooFewBatchesError as error:
             advice = f"a profile of this step needs {window.total:,}; itertools.cycle repeats some"
             raise DataError(f"{error}; {advice}") from error
         finally:

@@ -30,7 +30,7 @@ from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.array_values import allow_reads, find_shapes, is_value_read
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import Targets
-from pipeline.data.dataset_spec import MapOp
+from pipeline.data.dataset_spec import MapOp, find_table_layout
 from pipeline.data.inputs import Dataset, NetworkInputs
 from pipeline.data.padding.buckets import NO_PADDING, Padding
 from pipeline.data.random import seed_words
@@ -152,7 +152,6 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     if recipe.eval.robustness:
         require_attackable(recipe, dataset)
     inputs = _make_feature_inputs(recipe, dataset, privacy)
-    step_config = replace(step_config, features=make_step_features(recipe, inputs))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         traced, (logits, variables) = _trace_network(step_config, seed)
@@ -235,7 +234,8 @@ def _make_feature_inputs(recipe: Recipe, dataset: Dataset, privacy: Budget | Non
 
 
 def _add_features(draft: StepDraft, inputs: FeatureInputs, steps_per_epoch: int) -> StepConfig:
-    """Return the step's configuration with all features, and with what fine-tuning changes."""
+    """Return the step's configuration with all features, in place of those without facts of the
+    data, and with what fine-tuning changes."""
     recipe = draft.recipe
     step_config = draft.step_config
     if fine_tunes(recipe.train):
@@ -290,7 +290,7 @@ def make_step_config(
     padding: Padding = NO_PADDING,
 ) -> StepConfig:
     """Return the configuration of a recipe's step, with the features that need no facts of the
-    data."""
+    data; they suffice for shapes and initial variables."""
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
@@ -298,9 +298,7 @@ def make_step_config(
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     features = make_step_features(recipe, NO_INPUTS)
-    # The op that encodes a table has a layout. Its module isn't imported for other data.
-    layout = getattr(train_ops[0], "layout", None) if train_ops else None
-    network = build_network(recipe, targets, layout)
+    network = build_network(recipe, targets, find_table_layout(train_ops))
     for feature in train.features:
         network = feature.change_network(network)
     # Lowerings replace operations of a trace, and eager mode runs the code of the network itself.
@@ -368,7 +366,7 @@ def _format_line(recipe: Recipe, built: Built) -> str:
     if run.sink_steps:
         sink = f"sinks of {count_noun(run.sink_steps, 'step')}"
         sink = sink if run.sink_steps < run.total else "one sink"
-    if recipe.train.sink and recipe.train.sink_size == "auto":
+    if recipe.train.chooses_sink:
         sink = "sinks to be chosen"
     frozen = ""
     if built.step_config.frozen:

@@ -15,7 +15,6 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
 from pipeline.stages.autosink.choose_sink import make_bounds, make_modelled_costs
-from pipeline.stages.autosink.sink_plan import chooses_sink
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.runner.context import BuiltRun
@@ -98,7 +97,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         total_steps=run_schedule.total,
         eager=train.mode == "eager",
         keep_batchnorm_fp32=bool(train.keep_batchnorm_fp32),
-        choose_sink=choose_sink if chooses_sink(train) else None,
+        choose_sink=choose_sink if train.chooses_sink else None,
         is_batch_per_device=recipe.parallel.batch_per_device is not None,
         shares_state=recipe.parallel.mode == "fsdp",
         exchange_bytes=_count_exchange_bytes(built, make_batch(train.batch_size)),

@@ -22,8 +22,8 @@ from pipeline.core.files.paths import Address
 from pipeline.core.host.array_values import find_shapes
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.copies.remote_copy import copy_once
+from pipeline.data.dataset_spec import find_table_layout
 from pipeline.data.inputs import Dataset
-from pipeline.data.tables.encode_table import find_table_layout
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import (
     EXCEPT,

@@ -33,9 +33,9 @@ from pipeline.core.files.atomic_write import (
     commit,
     convert_write_errors,
     format_json,
-    remove_if_failed,
     write_whole,
 )
+from pipeline.core.files.folder_write import remove_if_failed
 from pipeline.core.files.tree_diff import Difference
 from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, LogLine, read_lines
@@ -43,13 +43,15 @@ from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.record.continuity import FORK
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.recorded_recipe import LENGTH, hash_recipe, write_recipe
-from pipeline.stages.record.run_directory import LOWERINGS, PLAN, lock_run
+from pipeline.stages.record.run_directory import LOWERINGS, PLAN, RECIPE, lock_run
 from pipeline.stages.runner.open_training import make_early_stop
 from pipeline.training.state import TrainState
 
 SCHEDULE = ("train", "schedule")
 RATE_PATHS = (*LENGTH, ("train", "planned_for"), SCHEDULE)
 """Keys that decide a step only by the table of learning rates."""
+FILES = (METRICS, EVALS, SCALARS, LOWERINGS, PLAN, PROVENANCE, FOLDER, RECIPE)
+"""Files and folders that `write_fork` writes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +191,7 @@ def write_fork(
     with (
         lock_run(folder, new=True),
         convert_write_errors(folder),
-        remove_if_failed(folder),
+        remove_if_failed(folder, FILES),
     ):
         _copy_records(folder, fork, process)
         tree = fork.recipe.model_dump(mode="json")

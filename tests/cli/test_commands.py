@@ -81,12 +81,17 @@ def test_command_has_help_with_an_example(words: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_parameters_match_function_parameters(words: str) -> None:
-    """`bind` raises TypeError for a missing, an unknown and a superfluous parameter."""
+    """`bind` raises TypeError for a missing and an unknown parameter. The words after -- are
+    `other`."""
     command = COMMANDS[words]
     main = import_module(f"pipeline.cli.{command.module}").main
     names = {param.name for param in command.params} - {"quiet"}
     names -= {"as_json"} if command.collects_facts else set()
-    inspect.signature(main).bind(**dict.fromkeys(names))
+    signature = inspect.signature(main)
+    signature.bind(**dict.fromkeys(names))
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    named = {name for name, kind in kinds.items() if kind is not inspect.Parameter.VAR_KEYWORD}
+    assert named - names == ({"other"} if words == "better" else set())
 
 
 @pytest.mark.parametrize(

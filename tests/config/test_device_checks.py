@@ -241,3 +241,12 @@ def test_batch_per_device_is_multiplied_by_processes() -> None:
     known = fit_to_processes(recipe, 4)
     assert (known.parallel.devices, known.train.batch_size) == (4, 128)
     assert fit_to_processes(recipe, 1) == recipe
+
+
+def test_batches_of_all_processes_leave_steps_after_the_warmup() -> None:
+    """40 epochs of 5 steps, and as many of one batch with a length that was shorter before."""
+    warmup = [DATA, "parallel.batch_per_device=32", "train.schedule.warmup_steps=200"]
+    with pytest.raises(RecipeError, match="warmup of 200 steps must be shorter than the 200 steps"):
+        fit_to_processes(load_recipe("lenet5_digits", warmup), 8)
+    short = load_recipe("lenet5_digits", [*warmup, "train.steps=100"])
+    assert fit_to_processes(short, 8).train.batch_size == 256

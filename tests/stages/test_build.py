@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,7 +14,10 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.stages.build import Built, build
+from pipeline.data.columns import Targets
+from pipeline.data.dataset_spec import Op
+from pipeline.data.inputs import NetworkInputs
+from pipeline.stages.build import Built, build, make_step_config
 from pipeline.stages.build_checks import check_outputs
 from pipeline.stages.data import load_data
 from pipeline.training.features.gradient_rules import SharpnessAware
@@ -39,6 +42,21 @@ def problem(recipe: Recipe) -> str:
         built(recipe)
     (only,) = caught.value.problems
     return only
+
+
+def test_custom_op_with_a_layout_encodes_no_table(tiny: Compose) -> None:
+    class Transpose(Op):
+        name: Literal["transpose"] = "transpose"
+        column: str = "image"
+        layout: str = "NCHW"
+
+        def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+            return values
+
+    recipe = tiny("model=wide_deep", "model.vocabulary=7")
+    targets = Targets(("one", "two"))
+    built_config = make_step_config(recipe, targets, NetworkInputs(()), (Transpose(),), ())
+    assert built_config.train_ops == (Transpose(),)
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from pipeline.engine.callbacks.callback import Callback, RunControl, SinkReport
 from pipeline.engine.hooks import Deadline, MovableEnd
 from pipeline.engine.schedule import DispatchSize, Schedule
 from pipeline.stages import choose_steps
-from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.autosink.dispatch_costs import Timing, Variant
+from pipeline.stages.autosink.sink_plan import SinkPlan
 from pipeline.stages.choose_steps import Pace
 from pipeline.stages.record.recorded_recipe import write_recipe
 from tests import outcome

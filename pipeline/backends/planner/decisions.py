@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,9 +60,13 @@ class Price:
     memory_bytes: float = 0.0
 
 
-def locate_array(operator: Operator, sharding: Layout, which: str) -> Layout:
-    """Return the layout of an operator's operand, weight or result (`which`) under a sharding."""
-    return tuple(None if dim is None else getattr(operator.dims[dim], which) for dim in sharding)
+ArrayRole = Literal["operand", "weight", "result"]
+"""An array of an operator; the names are fields of its dims."""
+
+
+def locate_array(operator: Operator, sharding: Layout, role: ArrayRole) -> Layout:
+    """Return the layout of an operator's array under a sharding."""
+    return tuple(None if dim is None else getattr(operator.dims[dim], role) for dim in sharding)
 
 
 @dataclass
@@ -107,8 +111,8 @@ class ShardingPrices:
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Return the price of an operator without transfers; `stored` adds its weight's storage."""
 
-        def count_array_pieces(which: str) -> int:
-            return self.mesh.count_pieces(locate_array(operator, sharding, which))
+        def count_array_pieces(role: ArrayRole) -> int:
+            return self.mesh.count_pieces(locate_array(operator, sharding, role))
 
         weight_bytes = operator.weight_bytes / count_array_pieces("weight")
         moved_bytes = operator.result.nbytes / count_array_pieces("result")
@@ -209,9 +213,11 @@ class ShardingPrices:
         """Return the time to read a gradient, and to read and write parameter and state."""
         return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
 
-    def _find_free_axes(self, operator: Operator, sharding: Layout, which: str) -> tuple[int, ...]:
-        """Return the sharding's axes that don't divide the operand, weight or result (`which`)."""
-        layout = locate_array(operator, sharding, which)
+    def _find_free_axes(
+        self, operator: Operator, sharding: Layout, role: ArrayRole
+    ) -> tuple[int, ...]:
+        """Return the sharding's axes that don't divide an array."""
+        layout = locate_array(operator, sharding, role)
         return tuple(
             axis for axis, dim in enumerate(sharding) if dim is not None and layout[axis] is None
         )

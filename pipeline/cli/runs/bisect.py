@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from math import ceil, log2
 from pathlib import Path
 from typing import Literal
 
@@ -102,7 +101,7 @@ def _search_keys(good: Path, bad: Path, first: Discrepancy, reporter: Reporter) 
         text = f"no key that decides steps differs; since {bad} was trained changed: {reason}"
         advice = f"--over rows compares their data, and `diff {good} {bad}` versions and machines"
         raise DataError(f"{good} and {bad}: {text}; {advice}")
-    runs = 2 + 2 * ceil(log2(len(changes))) + 2
+    runs = 2 + 2 * math.ceil(math.log2(len(changes))) + 2
     text = f"{count_noun(len(changes), 'change')}; for two keys about {runs} runs of the first "
     text += count_noun(first.step, "step")
     step_ms = read_step_ms(good)

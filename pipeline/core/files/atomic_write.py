@@ -8,7 +8,6 @@ import fcntl
 import json
 import math
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -65,27 +64,6 @@ def convert_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         file = error.filename or path
         raise RunError(f"{file}: can't be written: {get_system_reason(error)}") from error
-
-
-@contextmanager
-def remove_if_failed(folder: Path) -> Iterator[None]:
-    """Make a folder, and if the block raises an error, remove what was added to it; the folder too
-    if it was made. Raises OSError."""
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    before = set(folder.iterdir())
-    try:
-        yield
-    except BaseException:
-        for path in set(folder.iterdir()) - before:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def _is_device(path: Path) -> bool:
@@ -287,6 +265,17 @@ def try_lock_folder(folder: Path) -> Iterator[Lock | None]:
     but only processes of this machine see it. On a network file system, if the file is removed,
     another machine can acquire the file's lock until the holder's next `Lock.keep`.
     """
+    with (
+        hold_folder(folder) as is_free,
+        lock_file(folder / LOCK, wait=False) if is_free else nullcontext() as lock,
+    ):
+        yield lock
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[bool]:
+    """Hold the lock on a folder itself, which leaves no file, without waiting; yield False if
+    another process of this machine holds it. Raises OSError if it can't be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_free = True
@@ -294,7 +283,6 @@ def try_lock_folder(folder: Path) -> Iterator[Lock | None]:
             lock_descriptor(descriptor, wait=False)
         except BlockingIOError:
             is_free = False
-        with lock_file(folder / LOCK, wait=False) if is_free else nullcontext() as lock:
-            yield lock
+        yield is_free
     finally:
         os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -54,8 +53,7 @@ class EncodeTable(MapOp):
     """The kind of input that the network reads."""
 
     @property
-    def layout(self) -> TableLayout:
-        """The columns of the rows."""
+    def table_layout(self) -> TableLayout:
         return TableLayout(self.numbers, self.categories)
 
     @property
@@ -74,7 +72,7 @@ class EncodeTable(MapOp):
         if self.reads == "rows":
             return (row,)
         if self.reads == "features":
-            return (replace(row, shape=(self.layout.features,), dtype="float32"),)
+            return (replace(row, shape=(self.table_layout.features,), dtype="float32"),)
         return ColumnSpec((columns,), "int32"), ColumnSpec((columns,), "float32")
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
@@ -105,8 +103,3 @@ def make_encoding_ops(
     sizes = tuple(len(column.categories) for column in table.categories)
     encoding = EncodeTable(numbers=table.num_numbers, categories=sizes, reads=reads)
     return (encoding, *scaling)
-
-
-def find_table_layout(ops: Sequence[MapOp]) -> TableLayout | None:
-    """Return the columns of a table if the first op encodes one, else None."""
-    return ops[0].layout if ops and isinstance(ops[0], EncodeTable) else None

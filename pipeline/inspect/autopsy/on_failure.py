@@ -68,6 +68,8 @@ EXAMINATION_TIMEOUT_S = 3_600.0
 """Seconds that other processes wait while the first one examines a step."""
 ARRAYS = "arrays.npz"
 STEP = "step.json"
+FILES = (RECIPE, LOWERINGS, ARRAYS, STEP)
+"""Files that `write_inputs` writes."""
 _BATCH = {
     "columns": "columns",
     "seed": "seed",

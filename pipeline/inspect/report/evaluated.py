@@ -18,10 +18,10 @@ from scipy.special import softmax
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.batch import Batch
+from pipeline.data.dataset_spec import find_table_layout
 from pipeline.data.inputs import Dataset
 from pipeline.data.padding.buckets import SIZE, Padding
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import find_table_layout
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import DataError
-from pipeline.core.files.atomic_write import convert_write_errors, remove_if_failed, write_whole
+from pipeline.core.errors import DataError, RunError
+from pipeline.core.files.atomic_write import convert_write_errors, hold_folder, write_whole
 from pipeline.core.files.csv_file import format_csv
+from pipeline.core.files.folder_write import make_folder, remove_if_failed
 from pipeline.data.batch import Batch
-from pipeline.inspect.autopsy.on_failure import STEP, Reproducer, read_inputs, write_inputs
+from pipeline.inspect.autopsy.on_failure import FILES, STEP, Reproducer, read_inputs, write_inputs
 from pipeline.training.state import TrainState
 from pipeline.training.step_config import StepConfig
 
@@ -47,9 +48,19 @@ def write_bundle(
 ) -> None:
     """Write a bundle, whose `facts` have a list of `samples`.
 
-    `folder` is new or empty, and stays so if the bundle can't be written: then RunError is raised.
+    `folder` is new or empty, and stays so if the bundle can't be written: then RunError is raised,
+    or DataError if another process has written into it.
     """
-    with convert_write_errors(folder), remove_if_failed(folder):
+    with (
+        convert_write_errors(folder),
+        make_folder(folder),
+        hold_folder(folder) as is_held,
+        remove_if_failed(folder, (SAMPLES, *FILES) if is_held else ()),
+    ):
+        if not is_held:
+            raise RunError(f"{folder}: another process is writing a bundle there")
+        # Checked under the lock, since two processes may have found the folder empty.
+        require_empty(folder)
         write_whole(folder / SAMPLES, format_csv(facts["samples"]))
         write_inputs(folder, run_dir, config, state, batch, {KEY: facts})
 

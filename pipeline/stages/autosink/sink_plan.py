@@ -1,4 +1,4 @@
-"""Sinks of a run as in its recipe, and whether they are to be chosen."""
+"""Sinks of a run, and how the recipe sets them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,6 @@ class SinkPlan:
             names = ("off_ms", "step_ms", "gain")
             section["predicted"] = {name: getattr(self.choice, name) for name in names}
         return section
-
-
-def chooses_sink(train: TrainSpec) -> bool:
-    """Return whether the size of the recipe's sinks is `auto`."""
-    return train.sink and train.sink_size == "auto"
 
 
 def make_sink_plan(

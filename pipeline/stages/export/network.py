@@ -16,11 +16,11 @@ from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.columns import Targets
-from pipeline.data.dataset_spec import MapOp
+from pipeline.data.dataset_spec import MapOp, find_table_layout
 from pipeline.data.host_ops import compute_host_specs
 from pipeline.data.inputs import NetworkInputs
 from pipeline.data.padding.buckets import sort_buckets
-from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
+from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers import standard

@@ -21,11 +21,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.host.array_values import allow_reads
 from pipeline.data.columns import ColumnSpec, Task
-from pipeline.data.dataset_spec import MapOp
+from pipeline.data.dataset_spec import MapOp, find_table_layout
 from pipeline.data.inputs import PADDING_MASK, NetworkInputs
 from pipeline.data.padding.buckets import Bucket
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import find_table_layout, make_encoding_ops
+from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import build_network

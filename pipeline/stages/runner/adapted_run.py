@@ -20,9 +20,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Targets
+from pipeline.data.dataset_spec import find_table_layout
 from pipeline.data.inputs import Dataset, NetworkInputs
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import TableLayout, find_table_layout
+from pipeline.data.tables.encode_table import TableLayout
 from pipeline.models.modules.adapted_network import ADAPTER_NAMES
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights

@@ -85,7 +85,7 @@ RUN_FEATURES = (
     ),
     Listed(
         "train.sink_size",
-        lambda recipe: recipe.train.sink and recipe.train.sink_size == "auto",
+        lambda recipe: recipe.train.chooses_sink,
         "pipeline.stages.autosink.choose_sink:SinkSearch",
     ),
     Listed(
@@ -106,7 +106,7 @@ RUN_FEATURES = (
     Listed(
         "checkpoint.prefix",
         lambda recipe: (recipe.checkpoint.prefix or recipe.checkpoint.directory) is not None,
-        "pipeline.stages.runner.run_mirror:CheckpointCopies",
+        "pipeline.stages.runner.checkpoint_copies:CheckpointCopies",
     ),
     Listed(
         "checkpoint.mirror",

@@ -1,5 +1,4 @@
-"""Copies of a run's checkpoints: at an address, from which the run can be restored, and in
-MindSpore's format."""
+"""The mirror of a run: copies of its checkpoints at an address, from which it can be restored."""
 
 from __future__ import annotations
 
@@ -23,8 +22,6 @@ from pipeline.core.files.storage import open_storage
 from pipeline.core.reporter import Reporter
 from pipeline.data.text.file_names import TOKENIZER
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS
-from pipeline.engine.monitors.tensorboard import encode_graph
-from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import LOG, LOWERINGS, PLAN, RECIPE
 from pipeline.stages.runner.context import RunContext
@@ -132,7 +129,7 @@ def identify_run(run_dir: Path) -> str:
     return UNKNOWN
 
 
-def restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
+def restore_from_mirror(mirrored: MirroredRun, run_dir: Path) -> None:
     """Restore a run from its mirror into a new directory. Remove the directory if that fails."""
     reporter = Reporter()
     url = mirrored.storage.url
@@ -183,38 +180,10 @@ class RunMirror(RunFeature):
     def restore_run(self, recipe: Recipe, run_dir: Path | None) -> RestoreRun | None:
         """Find the run of the mirror, if it is the one to resume."""
         mirrored = find_mirrored_run(recipe, run_dir, Reporter().warn)
-        return None if mirrored is None else partial(restore_run, mirrored)
+        return None if mirrored is None else partial(restore_from_mirror, mirrored)
 
     @contextmanager
     def copy_checkpoints(self, evaluations: Evaluations) -> Iterator[Sequence[Copies]]:
         """Copy every checkpoint to the address."""
         with open_mirror(evaluations.run.context) as mirror:
             yield (mirror,)
-
-
-class CheckpointCopies(RunFeature):
-    """Copies in MindSpore's format of the checkpoints of a run with `checkpoint.prefix` or
-    `checkpoint.directory`."""
-
-    @contextmanager
-    def copy_checkpoints(self, evaluations: Evaluations) -> Iterator[Sequence[Copies]]:
-        """Open the copies, and write the graph of the network beside them."""
-        run = evaluations.run
-        context = run.context
-        schedule = run.built.run_schedule
-        spec = context.recipe.checkpoint
-        copies = MindSporeCopies(
-            context.run_dir,
-            spec.directory,
-            spec.prefix or context.recipe.model.name,
-            schedule.sink_steps or schedule.steps_per_epoch,
-            optimizer=spec.optimizer,
-        )
-        key = "directory" if spec.prefix is None else "prefix"
-        nodes = evaluations.trace_graph(f"checkpoint.{key}")
-        if nodes is not None:
-            # Encoded on the thread that writes for TensorBoard: two threads can't import its
-            # package.
-            monitor = evaluations.observers.monitor
-            copies.write_graph(monitor.submit_and_wait(partial(encode_graph, nodes)))
-        yield (copies,)

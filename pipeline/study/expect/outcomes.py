@@ -43,7 +43,7 @@ def count_verdicts(outcomes: Sequence[ExpectationOutcome]) -> str:
     """Return a line such as `3 expectations: 2 met, 1 not met`."""
     counts = Counter(outcome.verdict for outcome in outcomes)
     parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return f"{count_noun(len(outcomes), 'expectation')}: {parts}"
+    return f"{count_noun(len(outcomes), 'expectation')}{': ' if parts else ''}{parts}"
 
 
 def find_exit_status(outcomes: Sequence[ExpectationOutcome]) -> int:
@@ -74,14 +74,14 @@ def write_junit(file: Path, outcomes: Sequence[ExpectationOutcome]) -> None:
         attributes = {key: str(number) for key, number in numbers.items()}
         seconds = sum(outcome.seconds for outcome in of_recipe)
         suite = SubElement(
-            root, "testsuite", {"name": name, "time": f"{seconds:.3f}", **attributes}
+            root, "testsuite", {"name": printable(name), "time": f"{seconds:.3f}", **attributes}
         )
         for outcome in of_recipe:
             case = SubElement(
                 suite,
                 "testcase",
-                classname=name,
-                name=outcome.expectation,
+                classname=printable(name),
+                name=printable(outcome.expectation),
                 time=f"{outcome.seconds:.3f}",
             )
             text = printable(outcome.figure)
@@ -173,7 +173,8 @@ def read_records(recipe_file: Path) -> list[tuple[BitsOrigin, Mapping[str, float
 
 
 def write_record(recipe_file: Path, origin: BitsOrigin, figures: Mapping[str, float]) -> Path:
-    """Write the figures of an origin, and keep other origins'. Raises RunError if it fails."""
+    """Write the figures of an origin, and keep other origins'. Raises RunError if that fails, and
+    DataError if the file is damaged."""
     file = find_file(recipe_file)
     records = [(o, f) for o, f in read_records(recipe_file) if o != origin]
     records.append((origin, figures))

@@ -230,14 +230,18 @@ def test_fork_that_cannot_be_written_leaves_nothing(
     """Not even in a folder that was made for it, which a second try can use."""
     (tmp_path / "fork").mkdir()
 
+    of_another = tmp_path / "fork" / "of another"
+
     def fill_disk(*_: Any) -> None:
+        of_another.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(stages_fork, "write_recipe", fill_disk)
         with pytest.raises(RunError, match=r"fork: can't be written: No space left on device"):
             fork(f"{trained}@3", tmp_path / "fork")
-    assert [path.name for path in (tmp_path / "fork").iterdir()] == [".lock"]
+    assert {path.name for path in (tmp_path / "fork").iterdir()} == {".lock", of_another.name}
+    of_another.unlink()
     assert fork(f"{trained}@3", tmp_path / "fork") == 0
 
 

@@ -20,7 +20,6 @@ from pipeline.core.files.atomic_write import (
     commit,
     convert_write_errors,
     format_json,
-    remove_if_failed,
     sync,
     sync_ancestors,
     write_json,
@@ -203,25 +202,3 @@ def test_unwritable_file_is_a_run_error(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_text() == '{\n "loss": null\n}\n'
     with pytest.raises(RunError, match=r"missing/a\.json: can't be written: No such file"):
         write_json(tmp_path / "missing" / "a.json", {})
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_failed_folder_keeps_what_it_had(tmp_path: Path, is_new: bool) -> None:
-    folder = tmp_path / "made" if is_new else tmp_path
-    earlier = [] if is_new else [tmp_path / "earlier"]
-    for path in earlier:
-        path.touch()
-
-    def stop_between_files() -> None:
-        with remove_if_failed(folder):
-            (folder / "inner").mkdir()
-            (folder / "inner" / "file").touch()
-            (folder / "file").touch()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop_between_files()
-    assert list(tmp_path.rglob("*")) == earlier
-    with remove_if_failed(folder):
-        (folder / "file").touch()
-    assert (folder / "file").exists()

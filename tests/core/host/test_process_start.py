@@ -157,6 +157,7 @@ def test_largest_time_zone_offset_is_accepted(monkeypatch: pytest.MonkeyPatch) -
     """An offset of 24 hours raises RunError; a second less does not."""
     monkeypatch.setenv("TZ", "AAA-23:59:59")
     time.tzset()
+    assert time.timezone == 1 - 24 * 3600
     require_usable_environment()
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import find_table_layout
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.tables import fit_table as module
 from pipeline.data.tables.encode_table import (
     EncodeTable,
     TableLayout,
-    find_table_layout,
     make_encoding_ops,
 )
 from pipeline.data.tables.fit_table import (

@@ -103,6 +103,7 @@ def test_tensors_are_equal_in_any_layout(tiny: Callable[..., Recipe]) -> None:
         )
         by_layout[layout] = capture_step(own, weights, batch, 0).merge_passes()
     for kind in ("inputs", "outputs", "input_gradients", "output_gradients"):
+        assert getattr(by_layout["nhwc"], kind)
         for path, array in getattr(by_layout["nhwc"], kind).items():
             other = getattr(by_layout["chwn"], kind)[path]
             assert other.shape == array.shape, (kind, path)

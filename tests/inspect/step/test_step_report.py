@@ -20,8 +20,10 @@ import pytest
 from pipeline import load_recipe, run
 from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.data.batch import Batch
+from pipeline.inspect.autopsy.on_failure import write_inputs
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, open_recipe
 from pipeline.inspect.step import step_bundle
+from pipeline.inspect.step.step_bundle import write_bundle
 from pipeline.inspect.step.step_report import SampleShares, measure_samples
 from tests.command_line import step
 from tests.conftest import MLP, compose_tiny
@@ -186,13 +188,36 @@ def test_bundle_of_padded_texts_has_their_bucket_and_lines(
 def test_bundle_that_cannot_be_written_leaves_nothing(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill_disk(*_: Any) -> None:
+    def fill_disk(*arguments: Any) -> None:
+        write_inputs(*arguments)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(step_bundle, "format_csv", fill_disk)
+    monkeypatch.setattr(step_bundle, "write_inputs", fill_disk)
     with pytest.raises(RunError, match=r"bundle: can't be written: No space left on device"):
         step([str(trained), "5", "--out", str(tmp_path / "bundle")])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bundle_keeps_what_another_process_writes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that began with an empty folder: the second is refused, and removes nothing."""
+
+    def write(folder: Path) -> None:
+        nothing: Any = None
+        write_bundle(folder, tmp_path, nothing, nothing, nothing, {"samples": [{"sample": 1}]})
+
+    def write_beside(folder: Path, *_: Any) -> None:
+        (folder / "step.json").write_text("first")
+        with pytest.raises(RunError, match=r"bundle: another process is writing a bundle there"):
+            write(folder)
+
+    monkeypatch.setattr(step_bundle, "write_inputs", write_beside)
+    write(tmp_path / "bundle")
+    with pytest.raises(DataError, match="must be an empty folder"):
+        write(tmp_path / "bundle")
+    names = {path.name for path in (tmp_path / "bundle").iterdir()}
+    assert names == {"samples.csv", "step.json"}
 
 
 def test_bad_input_has_one_message(trained: Path, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def require_candidates(
     for role, truth in truths.items():
         asked = problem(role, window, dtype)
         lowerings = list_candidates(asked, engines)
+        assert lowerings
         # The formulas are what is tested; compiling them well would take most of the time.
         quickly = jax.jit(
             lambda a, b, p=asked, lowerings=lowerings: [compute(p, w, (a, b)) for w in lowerings],

@@ -98,7 +98,10 @@ def test_layer_recreated_at_every_step_is_compiled_once(
 
 @pytest.mark.slow
 def test_layers_nested_in_a_compiled_layer_match_eager_results() -> None:
-    found, expected = gradients(("*",), 2), gradients((), 2)
+    expected = gradients((), 2)
+    found = gradients(("*",), 2)
+    # Layers that an earlier test has compiled aren't called.
+    assert max(calls.values(), default=0) <= 1
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
 
 

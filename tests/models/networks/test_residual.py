@@ -124,7 +124,9 @@ def test_resnet_zero_init_last_sets_the_last_norm_scale_to_zero(
     zero_init_last: bool, last: float
 ) -> None:
     layers = tiny("bottleneck", zero_init_last=zero_init_last).layers_for(10)
-    for residual in (layer for layer in layers if layer.name == "residual"):
+    residuals = [layer for layer in layers if layer.name == "residual"]
+    assert residuals
+    for residual in residuals:
         norms = [layer.scale_init for layer in residual.body if layer.name == "batch_norm"]
         assert norms == [1.0, 1.0, last]
 

@@ -16,7 +16,8 @@ from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.autosink import choose_sink as choose_sink_module
-from pipeline.stages.autosink.choose_sink import SinkPlan, SinkSearch, choose_sink, resume_sink
+from pipeline.stages.autosink.choose_sink import SinkSearch, choose_sink, resume_sink
+from pipeline.stages.autosink.sink_plan import SinkPlan, make_sink_plan
 from tests import outcome
 from tests.stages.clockwork import Clockwork
 from tests.whole_run import run
@@ -37,7 +38,7 @@ def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sink
     ) -> SinkPlan:
         clockwork.rule(monkeypatch)
         recipe = tiny(AUTO, "eval.every_epochs=null", *overrides)
-        run_schedule = RunSchedule(total, 6, 6 if recipe.train.sink else None)
+        run_schedule = RunSchedule(total, 6, 6)
         backend = recipe.device.open(recipe.parallel)
         before = parse_host_state(host or {}).sink
         if before is not None:
@@ -57,12 +58,19 @@ def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sink
 ChooseSink = Callable[..., SinkPlan]
 
 
-@pytest.mark.slow
-def test_recipe_sink_size_is_not_measured(chosen: ChooseSink) -> None:
-    clockwork = Clockwork()
-    assert chosen(clockwork, "train.sink_size=-1").size == 6
-    off = chosen(clockwork, "train.sink=false")
-    assert (off.size, off.mechanism, off.host_entry) == (None, "none", {})
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("override", "size", "mechanism"),
+    [("train.sink_size=-1", 6, "loop"), ("train.sink=false", None, "none")],
+)
+def test_recipe_sink_size_is_not_measured(
+    override: str, size: int | None, mechanism: str, tiny: Compose
+) -> None:
+    recipe = tiny(override)
+    clockwork: Any = Clockwork()
+    backend = recipe.device.open(recipe.parallel)
+    plan = make_sink_plan(recipe.train, RunSchedule(10_000, 6, size), clockwork, backend)
+    assert (plan.size, plan.mechanism, plan.host_entry) == (size, mechanism, {})
     assert clockwork.ran == []
 
 

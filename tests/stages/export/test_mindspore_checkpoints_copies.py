@@ -60,7 +60,7 @@ def test_run_writes_a_file_for_each_retained_checkpoint(
         threads.append(threading.current_thread())
         return encode_graph(nodes)
 
-    monkeypatch.setattr("pipeline.stages.runner.run_mirror.encode_graph", encode)
+    monkeypatch.setattr("pipeline.stages.runner.checkpoint_copies.encode_graph", encode)
     mlp = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=10")
     keys = ("checkpoint.every_steps=10", "checkpoint.keep=2", "checkpoint.prefix=resnet50")
     out, run_dir = tmp_path / "out", tmp_path / "run"

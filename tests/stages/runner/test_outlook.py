@@ -17,7 +17,7 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.history import History
-from pipeline.stages.autosink.choose_sink import SinkPlan
+from pipeline.stages.autosink.sink_plan import SinkPlan
 from pipeline.stages.record.kept_times import KeptTimes, keep_times, locate_times, read_times
 from pipeline.stages.runner import outlook as module
 from pipeline.stages.runner.outlook import (

@@ -41,15 +41,16 @@ def test_exit_status_is_the_worst(verdicts: list[Verdict], status: int) -> None:
 def test_counts_are_one_line() -> None:
     line = count_verdicts(make_outcomes("met", "not met", "met"))
     assert line == "3 expectations: 2 met, 1 not met"
+    assert count_verdicts([]) == "0 expectations"
 
 
 def test_junit_file_has_a_case_for_each_expectation(tmp_path: Path) -> None:
     outcomes = make_outcomes("met", "not met", "not comparable", "refused")
-    outcomes.append(ExpectationOutcome("other", "a: < 1", "met", "a \x07 bell <&>"))
+    outcomes.append(ExpectationOutcome("a \x07 bell", "a: < \x07", "met", "a \x07 bell <&>"))
     write_junit(tmp_path / "x.xml", outcomes)
     root = ElementTree.parse(tmp_path / "x.xml").getroot()
     suites = root.findall("testsuite")
-    assert [suite.get("name") for suite in suites] == ["mine", "other"]
+    assert [suite.get("name") for suite in suites] == ["mine", r"a \x07 bell"]
     counts = [suites[0].get(key) for key in ("tests", "failures", "skipped", "errors", "time")]
     assert counts == ["4", "1", "1", "1", "6.000"]
     marks = [[child.tag for child in case] for case in suites[0].findall("testcase")]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log, pi, sqrt
+from typing import Literal
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _GATE_ACTIVATIONS = {
     for layer in (standard.Swish(), standard.Gelu(), standard.Relu(), standard.Sigmoid())
 }
 """Activations of gated MLPs by name."""
+Average = Literal["probabilities", "labels", "numbers"]
 
 
 @register_translation(standard.Sequence)
@@ -83,7 +85,7 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
     if factors.shape != x.shape:
         ones = (1,) * (len(x.shape) - 1)
         channels = factors.shape[-1]
-        # Channels are first in images, and last in other tensors.
+        # Channels are the first axis if there are positions, and else the last.
         sizes = (channels, *ones) if x.has_positions else (*ones, channels)
         factors = graph.reshape(factors, [-1, *sizes], factors.shape)
     return replace(x, name=graph.add_node("Mul", [x.name, factors.name]))
@@ -268,20 +270,30 @@ def _add_member_head(layer: tables.MemberHead, x: NodeOutput, graph: GraphBuilde
     result = replace(x, shape=(outputs,))
     if members == 1:
         return replace(result, name=graph.add_node("Squeeze", [name, graph.add_axis(1)]))
-    return replace(result, name=_add_average(layer.average, name, members, graph))
+    return replace(result, name=add_average(layer.average, name, 1, members, graph))
 
 
-def _add_average(average: str, name: str, members: int, graph: GraphBuilder) -> str:
-    def sum_exponentials(logs: str) -> str:
-        return graph.add_node("ReduceLogSumExp", [logs], axes=[1], keepdims=0)
+def add_average(
+    average: Average, stacked: str, axis: int, members: int, graph: GraphBuilder
+) -> str:
+    """Add the average of the outputs of members, which are stacked along `axis`: of numbers, or the
+    logits of the mean of probabilities, of classes or of single labels.
 
-    def log_sigmoid(name: str) -> str:
+    With p = sigmoid(x), log p = -softplus(-x) and log(1 - p) = -softplus(x). The logit of the mean
+    of p is log(sum p) - log(sum(1 - p)), in which the number of members cancels.
+    """
+
+    def add_log_of_sum(logs: str) -> str:
+        return graph.add_node("ReduceLogSumExp", [logs], axes=[axis], keepdims=0)
+
+    def add_negative_softplus(name: str) -> str:
         return graph.add_node("Neg", [graph.add_node("Softplus", [name])])
 
+    if average == "numbers":
+        return graph.add_node("ReduceMean", [stacked], axes=[axis], keepdims=0)
     if average == "probabilities":
-        shares = graph.add_node("LogSoftmax", [name], axis=-1)
-        return graph.add_node("Sub", [sum_exponentials(shares), graph.add_scalar(log(members))])
-    if average == "labels":
-        yes = sum_exponentials(log_sigmoid(graph.add_node("Neg", [name])))
-        return graph.add_node("Sub", [yes, sum_exponentials(log_sigmoid(name))])
-    return graph.add_node("ReduceMean", [name], axes=[1], keepdims=0)
+        logs = graph.add_node("LogSoftmax", [stacked], axis=-1)
+        return graph.add_node("Sub", [add_log_of_sum(logs), graph.add_scalar(log(members))])
+    logs_of_p = add_negative_softplus(graph.add_node("Neg", [stacked]))
+    logs_of_not_p = add_negative_softplus(stacked)
+    return graph.add_node("Sub", [add_log_of_sum(logs_of_p), add_log_of_sum(logs_of_not_p)])

@@ -24,13 +24,13 @@ from pipeline.config.resolved_settings import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.data.columns import ColumnSpec, Split, Task
+from pipeline.data.dataset_spec import find_table_layout
 from pipeline.data.inputs import Dataset
-from pipeline.data.tables.encode_table import find_table_layout
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.modules.network import separate_masks
 from pipeline.stages.data import choose_inputs, load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
-from pipeline.stages.export.onnx import composite_nodes as composite_nodes
+from pipeline.stages.export.onnx.composite_nodes import Average, add_average
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,
@@ -261,34 +261,11 @@ def _add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder)
     Raises DataError for outputs of different shapes.
     """
     require_equal_shapes([output.shape for output in outputs])
-    names = [output.name for output in outputs]
-    if task == "regression":
-        name = graph.add_node("Mean", names)
-    elif task == "multi_label":
-        # With p = sigmoid(x), log p = -softplus(-x) and log(1 - p) = -softplus(x). The logit of the
-        # mean of p is log(sum p) - log(sum(1 - p)), in which the number of members cancels.
-        negated = [graph.add_node("Neg", [name]) for name in names]
-        logs_of_p = [_add_negative_softplus(name, graph) for name in negated]
-        logs_of_not_p = [_add_negative_softplus(name, graph) for name in names]
-        terms = [_add_log_of_sum(logs, graph) for logs in (logs_of_p, logs_of_not_p)]
-        name = graph.add_node("Sub", terms)
-    else:
-        logs = [graph.add_node("LogSoftmax", [name], axis=-1) for name in names]
-        log_count = graph.add_scalar(math.log(len(logs)))
-        name = graph.add_node("Sub", [_add_log_of_sum(logs, graph), log_count])
-    return NodeOutput(name, outputs[0].shape)
-
-
-def _add_negative_softplus(name: str, graph: GraphBuilder) -> str:
-    return graph.add_node("Neg", [graph.add_node("Softplus", [name])])
-
-
-def _add_log_of_sum(logs: Sequence[str], graph: GraphBuilder) -> str:
-    """Add the nodes of log(sum(exp(logs))); return the name of the result."""
-    axes = graph.add_constant("axes", np.array([0], np.int64))
-    rows = [graph.add_node("Unsqueeze", [name, axes]) for name in logs]
+    rows = [graph.add_node("Unsqueeze", [output.name, graph.add_axis(0)]) for output in outputs]
     stacked = graph.add_node("Concat", rows, axis=0)
-    return graph.add_node("ReduceLogSumExp", [stacked], axes=[0], keepdims=0)
+    averages: dict[Task, Average] = {"regression": "numbers", "multi_label": "labels"}
+    average = averages.get(task, "probabilities")
+    return NodeOutput(add_average(average, stacked, 0, len(rows), graph), outputs[0].shape)
 
 
 def _open_session(content: bytes) -> Any:

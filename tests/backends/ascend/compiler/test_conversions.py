@@ -56,7 +56,9 @@ def test_tokens_are_converted_unless_a_multiple_of_16() -> None:
 
 
 def test_transposes_of_heads_move_whole_rows() -> None:
-    for task in only(lowered(50), "transpose"):
+    transposes = only(lowered(50), "transpose")
+    assert transposes
+    for task in transposes:
         assert task.permutation is not None
         assert task.permutation.keeps_rows
         assert task.permutation.lengths[-1] == 64

@@ -66,6 +66,7 @@ def test_batch_statistics_are_fused_into_the_convolution() -> None:
 def test_gradients_refer_to_the_tasks_that_write_them() -> None:
     for without in (frozenset[str](), frozenset(FUSIONS)):
         graph = convolutional().tasks("O2", without=without)
+        assert graph.gradients
         for _, size, place in graph.gradients:
             assert size in {graph.buffers[index].nbytes for index in graph.tasks[place].writes}
 

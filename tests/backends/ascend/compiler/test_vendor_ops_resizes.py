@@ -64,6 +64,7 @@ def test_resize_takes_the_latency_of_each_block() -> None:
     efficiency = load_efficiency()
     cycles = efficiency.constants.resize_row_cycles / efficiency.classes["resize"].rate
     times = dict(zip(map(id, graph.tasks), price_tasks(graph, HW), strict=True))
+    assert resizes(graph)
     for task in resizes(graph):
         latency_us = BATCH * 24 * 45 * BLOCKS / HW.vector_cores_count * cycles
         assert times[id(task)].us > latency_us / HW.ai_core_clock_mhz

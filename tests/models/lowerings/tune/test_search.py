@@ -105,6 +105,7 @@ def test_candidate_twice_as_slow_as_the_best_is_abandoned(
 ) -> None:
     _, trial = searched(times_us, strategy, seed)
     best_us = float("inf")
+    assert trial.timed
     for lowering, limit_us in zip(trial.timed, trial.limits_us, strict=True):
         assert limit_us == HOPELESS * best_us
         best_us = min(best_us, times_us[lowering])

@@ -49,6 +49,7 @@ def test_timing_loop_computes_the_complete_result(role: Role, dtype: str) -> Non
     problem = small(role, dtype)
     made = operands(problem)
     lowerings = list_candidates(problem, engines_here(dtype))
+    assert lowerings
     once = jax.jit(lambda a, b: [compute(problem, lowering, (a, b)) for lowering in lowerings])
     all_expected = compiled(once, *made)(*made)
     for lowering, expected in zip(lowerings, all_expected, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.backends.sink_choice import Bounds, Cost, Costs, choose, choose_no_sink
 from pipeline.core.files.atomic_write import format_json
-from pipeline.stages.autosink.choose_sink import (
+from pipeline.stages.autosink.sink_explanation import (
     Achieved,
     Calendar,
     Dispatch,
