@@ -83,6 +83,7 @@ def test_steps_end_within_the_bound(
         (97.0, 97, 0.5, 99, 99),
         (97.0, 97, 0.5, 100, 100),  # the last evaluation isn't in this time
         (99.9, 50, 1.0, None, 51),  # one step follows
+        (99.5, 50, 0.0, None, 100),  # by a coarse clock, steps take no time
         (200.0, 99, 1.0, None, 100),
     ],
 )
@@ -207,6 +208,22 @@ def test_rollback_restores_the_weights_of_the_checkpoint() -> None:
     found = rollbacks({5: state_at(5, skipped=2, weight=3.0)}).go_back(8, state_at(7))
     assert (int(found.step), float(found.params["w"])) == (8, 3.0)
     assert int(found.features["non_finite_steps"].left_out) == 2 + 3
+
+
+def test_checkpoint_is_read_once_by_the_process_that_chooses_it() -> None:
+    saved = {0: state_at(0), 5: state_at(5), 10: state_at(10, weight=np.nan)}
+    reads: list[int] = []
+
+    def read(step: int, _: TrainState) -> TrainState:
+        reads.append(step)
+        return saved[step]
+
+    Rollbacks(9, (5,), lambda: sorted(saved), read).go_back(12, state_at(11))
+    assert reads == [10, 5]
+    reads.clear()
+    another = Rollbacks(9, (5,), lambda: sorted(saved), read, agree=lambda choose: 5)
+    another.go_back(12, state_at(11))
+    assert reads == [5]
 
 
 def test_unscheduled_checkpoints_are_skipped() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,8 @@ from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2
 """Number of arrays of a parameter's size besides the optimizer's state: parameter and gradient."""
+OperatorArray = Literal["operand", "weight", "result"]
+"""An array of an operator, by the fields of `OperatorDim`."""
 KeepsSharding = Callable[[OperatorUse, Layout], bool]
 """Returns whether an operator may have a sharding."""
 KeepsLayout = Callable[[int, Layout], bool]
@@ -60,7 +62,7 @@ class Price:
     memory_bytes: float = 0.0
 
 
-def locate_array(operator: Operator, sharding: Layout, which: str) -> Layout:
+def locate_array(operator: Operator, sharding: Layout, which: OperatorArray) -> Layout:
     """Return the layout of an operator's operand, weight or result (`which`) under a sharding."""
     return tuple(None if dim is None else getattr(operator.dims[dim], which) for dim in sharding)
 
@@ -107,7 +109,7 @@ class ShardingPrices:
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Return the price of an operator without transfers; `stored` adds its weight's storage."""
 
-        def count_array_pieces(which: str) -> int:
+        def count_array_pieces(which: OperatorArray) -> int:
             return self.mesh.count_pieces(locate_array(operator, sharding, which))
 
         weight_bytes = operator.weight_bytes / count_array_pieces("weight")
@@ -209,7 +211,9 @@ class ShardingPrices:
         """Return the time to read a gradient, and to read and write parameter and state."""
         return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
 
-    def _find_free_axes(self, operator: Operator, sharding: Layout, which: str) -> tuple[int, ...]:
+    def _find_free_axes(
+        self, operator: Operator, sharding: Layout, which: OperatorArray
+    ) -> tuple[int, ...]:
         """Return the sharding's axes that don't divide the operand, weight or result (`which`)."""
         layout = locate_array(operator, sharding, which)
         return tuple(
