@@ -236,13 +236,6 @@ def test_processes_count_as_devices_without_devices_key(
     assert message in str(refused.value)
 
 
-def test_batch_per_device_is_multiplied_by_processes() -> None:
-    recipe = load_recipe("lenet5_digits", [DATA, "parallel.batch_per_device=32"])
-    known = fit_to_processes(recipe, 4)
-    assert (known.parallel.devices, known.train.batch_size) == (4, 128)
-    assert fit_to_processes(recipe, 1) == recipe
-
-
 @pytest.mark.parametrize(
     ("overrides", "processes", "shards"),
     [
@@ -265,7 +258,12 @@ def test_shards_of_the_recipe_stay_with_any_number_of_processes() -> None:
     keys = [DATA, "parallel.mode=data", "train.batch_size=512", "parallel.shards=8"]
     recipe = load_recipe("lenet5_digits", keys)
     assert fit_to_processes(recipe, 4).parallel.shards == 8
-    with pytest.raises(
-        RecipeError, match=r"devices = 16: must divide parallel.shards = 8"
-    ):
+    with pytest.raises(RecipeError, match=r"devices = 16: must divide parallel.shards = 8"):
         fit_to_processes(recipe, 16)
+
+
+def test_batch_per_device_is_multiplied_by_processes() -> None:
+    recipe = load_recipe("lenet5_digits", [DATA, "parallel.batch_per_device=32"])
+    known = fit_to_processes(recipe, 4)
+    assert (known.parallel.devices, known.train.batch_size) == (4, 128)
+    assert fit_to_processes(recipe, 1) == recipe

@@ -83,8 +83,8 @@ def test_steps_end_within_the_bound(
         (97.0, 97, 0.5, 99, 99),
         (97.0, 97, 0.5, 100, 100),  # the last evaluation isn't in this time
         (99.9, 50, 1.0, None, 51),  # one step follows
-        (99.5, 50, 0.0, None, 100),  # by a coarse clock, steps take no time
         (200.0, 99, 1.0, None, 100),
+        (97.0, 50, 0.0, 10, 70),  # steps too short for the clock: one evaluation, and no second
     ],
 )
 def test_run_is_shortened_to_fit_the_deadline(

@@ -43,8 +43,6 @@ from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2
 """Number of arrays of a parameter's size besides the optimizer's state: parameter and gradient."""
-OperatorArray = Literal["operand", "weight", "result"]
-"""An array of an operator, by the fields of `OperatorDim`."""
 KeepsSharding = Callable[[OperatorUse, Layout], bool]
 """Returns whether an operator may have a sharding."""
 KeepsLayout = Callable[[int, Layout], bool]
@@ -62,9 +60,13 @@ class Price:
     memory_bytes: float = 0.0
 
 
-def locate_array(operator: Operator, sharding: Layout, which: OperatorArray) -> Layout:
-    """Return the layout of an operator's operand, weight or result (`which`) under a sharding."""
-    return tuple(None if dim is None else getattr(operator.dims[dim], which) for dim in sharding)
+ArrayRole = Literal["operand", "weight", "result"]
+"""An array of an operator; the names are fields of its dims."""
+
+
+def locate_array(operator: Operator, sharding: Layout, role: ArrayRole) -> Layout:
+    """Return the layout of an operator's array under a sharding."""
+    return tuple(None if dim is None else getattr(operator.dims[dim], role) for dim in sharding)
 
 
 @dataclass
@@ -109,8 +111,8 @@ class ShardingPrices:
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Return the price of an operator without transfers; `stored` adds its weight's storage."""
 
-        def count_array_pieces(which: OperatorArray) -> int:
-            return self.mesh.count_pieces(locate_array(operator, sharding, which))
+        def count_array_pieces(role: ArrayRole) -> int:
+            return self.mesh.count_pieces(locate_array(operator, sharding, role))
 
         weight_bytes = operator.weight_bytes / count_array_pieces("weight")
         moved_bytes = operator.result.nbytes / count_array_pieces("result")
@@ -212,10 +214,10 @@ class ShardingPrices:
         return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
 
     def _find_free_axes(
-        self, operator: Operator, sharding: Layout, which: OperatorArray
+        self, operator: Operator, sharding: Layout, role: ArrayRole
     ) -> tuple[int, ...]:
-        """Return the sharding's axes that don't divide the operand, weight or result (`which`)."""
-        layout = locate_array(operator, sharding, which)
+        """Return the sharding's axes that don't divide an array."""
+        layout = locate_array(operator, sharding, role)
         return tuple(
             axis for axis, dim in enumerate(sharding) if dim is not None and layout[axis] is None
         )
