@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.core.errors import RecipeError
 from pipeline.data.order import SampleOrder
-from pipeline.data.order_kinds import PoissonOrder
+from pipeline.data.poisson_order import PoissonOrder
 from pipeline.training.privacy.privacy_spec import AdaptiveClip, PrivacySpec
 from pipeline.training.privacy.private_gradients import (
     COUNTED_SHARE,
