@@ -447,7 +447,8 @@ class Recipe(Spec):
         """Leave a default of `parallel.shards` out of the fields that are set, so that it is
         computed again once the number of processes is known."""
         recipe = handler(tree)
-        if isinstance(tree, Mapping) and tree["parallel"]["shards"] is None:
+        parallel = tree.get("parallel") if isinstance(tree, Mapping) else None
+        if isinstance(parallel, Mapping) and parallel.get("shards") is None:
             recipe.parallel.model_fields_set.discard("shards")
         return recipe
 
