@@ -35,7 +35,7 @@ def parse_objects(
         if not line.strip():
             continue
         try:
-            document = json.loads(line.rstrip())
+            document = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
             reason = str(error)
             if isinstance(error, json.JSONDecodeError):  # Its text has a number of a line too.
@@ -53,7 +53,7 @@ def parse_objects(
 
 def require_characters(line: int, name: str, value: Any) -> None:
     """Raise ValueError, beginning with the line, if a value is a text with half of a surrogate
-    pair. JSON may have one as an escape, such as that of an emoji that was cut; UTF-8 can't."""
+    pair. JSON may have one as an escape, as of an emoji that was cut; UTF-8 can't have it."""
     if not isinstance(value, str) or value.isascii():
         return
     try:

@@ -19,7 +19,7 @@ def test_objects_have_the_numbers_of_their_lines() -> None:
     [
         ("[1]", "line 2 isn't an object; must have a, b"),
         ("3", "line 2 isn't an object"),
-        ('{"a": \n', "line 2 isn't JSON: Expecting value at character 6; must have an object"),
+        ('{"a": \n', "line 2 isn't JSON: Expecting value at character 7; must have an object"),
         ("  {a}\n", "line 2 isn't JSON: Expecting property name .* at character 4; must have"),
         ("[" * 100_000, "line 2 isn't JSON: "),
     ],
