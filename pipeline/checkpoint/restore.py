@@ -57,6 +57,7 @@ from pipeline.core.errors import DataError, RunError, printable_lines
 from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import join_first, show
 from pipeline.core.host.tree_paths import flatten_by_path
+from pipeline.training.step_feature import AVERAGE, EVALUATED
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -104,9 +105,11 @@ class Checkpoint:
         """
         weights = {f"params/{name}": array for name, array in self.select_part("params").items()}
         former = self.has_former_layout
-        averages = self.select_part("average" if former else "features/average")
-        for feature in {path.split("/")[0] for path in self.select_part("features")} - {"average"}:
-            averages |= self.select_part(f"features/{feature}/evaluated")
+        averages = self.select_part("average" if former else f"features/{AVERAGE}")
+        features = sorted({path.split("/")[0] for path in self.select_part("features")})
+        for feature in features:
+            if feature != AVERAGE:
+                averages |= self.select_part(f"features/{feature}/{EVALUATED}")
         weights |= {f"params/{name}": array for name, array in averages.items()}
         if former:
             statistics = self.select_part("batch_stats")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
@@ -28,7 +29,7 @@ from pipeline.data.transform import compute_column_specs, describe_unequal_shape
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.parallel.parallel_spec import MAX_DEVICES
+from pipeline.training.parallel.parallel_spec import MAX_DEVICES, count_shards
 
 NON_METRICS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
@@ -60,10 +61,17 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
         if processes > MAX_DEVICES:
             problem = f"must be less than or equal to {MAX_DEVICES}"
             raise RecipeError([f"parallel.devices = {processes}: {problem}"])
-        changes: dict[str, Spec] = {"parallel": parallel.model_copy(update={"devices": processes})}
+        batch_size = recipe.train.batch_size
         if parallel.batch_per_device is not None:
             batch_size = parallel.batch_per_device * processes
-            changes["train"] = recipe.train.model_copy(update={"batch_size": batch_size})
+        layout: dict[str, Any] = {"devices": processes}
+        if parallel.shards is not None and "shards" not in parallel.model_fields_set:
+            unset = parallel.model_copy(update={"devices": processes, "shards": None})
+            layout["shards"] = count_shards(unset, batch_size)
+        changes: dict[str, Spec] = {
+            "parallel": parallel.model_copy(update=layout),
+            "train": recipe.train.model_copy(update={"batch_size": batch_size}),
+        }
         recipe = recipe.model_copy(update=changes)
     problems = find_conflicts(recipe, length_replaced=is_within_warmup)
     if not problems:

@@ -60,7 +60,6 @@ COMPONENT_MODULES = (
     "pipeline.training.target_losses",
     "pipeline.training.optimizers.adaptive",
     "pipeline.training.optimizers.layerwise",
-    "pipeline.training.optimizers.layerwise",
     "pipeline.training.losses",
     "pipeline.training.target_metrics",
     "pipeline.training.optimizers.first_order",

@@ -426,3 +426,17 @@ class LocalDatasetSpec(DatasetSpec):
         if root is None:
             raise ValueError(f"missing; it must be {cls.root_must_be}")
         return root
+
+
+class RootlessDatasetSpec(DatasetSpec):
+    """Base of the sources that read no files of the user, whose root must be null."""
+
+    origin: ClassVar[str]
+    """Where the samples are from, for messages."""
+
+    @field_validator("root")
+    @classmethod
+    def _require_no_root(cls, root: Path | Address | None) -> Path | Address | None:
+        if root is not None:
+            raise ValueError(f"{root}: must be null; {cls.origin}")
+        return root

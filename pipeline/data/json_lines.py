@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.files.name_text import show_name
+
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 """Suffixes of such files."""
 PACKED = (".gz", ".zip")
@@ -28,18 +30,36 @@ def parse_objects(
     lines: Iterable[str], columns: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of each line that isn't empty, from 1, and its object. Raises ValueError for
-    a line that isn't an object; it must have `columns`."""
+    a line that isn't an object; the message names `columns`, which aren't looked for."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            document = json.loads(line)
+            document = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
+            reason = str(error)
+            if isinstance(error, json.JSONDecodeError):  # Its text has a number of a line too.
+                reason = f"{error.msg} at character {error.colno}"
             raise ValueError(
-                f"line {number:,} isn't JSON: {error}; must have an object on each line"
+                f"line {number:,} isn't JSON: {reason}; must have an object on each line"
             ) from error
         if not isinstance(document, dict):
             rule = f"; must have {', '.join(columns)}" if columns else " of named values"
-            hint = "; a list of objects must have each on its own line" * isinstance(document, list)
+            is_list = isinstance(document, list)
+            hint = "; a list of objects must have each on its own line" if is_list else ""
             raise ValueError(f"line {number:,} isn't an object{rule}{hint}")
         yield number, document
+
+
+def require_characters(line: int, name: str, value: Any) -> None:
+    """Raise ValueError, beginning with the line, if a value is a text with half of a surrogate
+    pair. JSON may have one as an escape, as of an emoji that was cut; UTF-8 can't have it."""
+    if not isinstance(value, str) or value.isascii():
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"line {line:,}: {show_name(name)} has \\u{ord(value[error.start]):04x}, half of a "
+            "character; must be whole characters"
+        ) from error

@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_text
-from pipeline.core.files.value_text import show
+from pipeline.core.files.value_text import join_first, show
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import (
     DECODING_THREADS,
@@ -94,28 +94,29 @@ def _read_numbers(file: Path) -> np.ndarray:
     """Return the numbers that a file lists, int64 (n,). Raises ValueError, beginning with the file,
     if it can't be read, lists none, or has other values."""
     numbers = array("q")
-    column = 0
-    has_header = False
+    column: int | None = None
     try:
         text = read_text(file, MOST_LIST_BYTES).removeprefix("\ufeff")
-        for line_number, line in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
-            cells = [cell.strip() for cell in line]
-            if line_number == 1 and "index" in cells:
+        reader = csv.reader(io.StringIO(text, newline=""))
+        rows = ([cell.strip() for cell in row] for row in reader if row)
+        for position, cells in enumerate(rows):
+            place = f"line {reader.line_num}"
+            if position == 0 and "index" in cells:
                 column = cells.index("index")
-                has_header = True
-            elif cells:
-                if len(cells) > 1 and not has_header:
-                    raise ValueError(
-                        f"line {line_number}: has {len(cells)} values; must have the number of one "
-                        "training sample, or the table a column index"
-                    )
-                number = cells[column] if len(cells) > column else ""
-                if not (number.isascii() and number.isdigit() and len(number) < 10):
-                    raise ValueError(
-                        f"line {line_number}: {show(number)}: must be the number of a training "
-                        "sample; a table needs a column index"
-                    )
-                numbers.append(int(number))
+                continue
+            if len(cells) > 1 and column is None:
+                raise ValueError(
+                    f"{place}: has {len(cells)} values; must have the number of one training "
+                    "sample, or the table a column index"
+                )
+            cell = column or 0
+            number = cells[cell] if len(cells) > cell else ""
+            if not (number.isascii() and number.isdigit() and len(number) < 10):
+                raise ValueError(
+                    f"{place}: {show(number)}: must be the number of a training sample; a table "
+                    "needs a column index"
+                )
+            numbers.append(int(number))
     except OSError as error:
         raise ValueError(f"{file}: can't be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
@@ -156,15 +157,15 @@ class Classes(Selection):
     """The names of classes, or their numbers from 0 on."""
 
     def select(self, split: Split, raw: RawData) -> np.ndarray:
-        labels = split.columns["label"]
-        if raw.targets.task != "classification" or len(labels.shape) != 1:
+        labels = split.columns.get("label")
+        if raw.targets.task != "classification" or labels is None or len(labels.shape) != 1:
             raise ValueError("classes: needs samples of one class each")
         numbers = {name: number for number, name in enumerate(raw.classes)}
         classes = []
         for key in self.keep:
             number = numbers.get(key, -1) if isinstance(key, str) else key
             if not 0 <= number < len(numbers):
-                names = ", ".join(raw.classes[:10])
+                names = join_first(raw.classes, 10)
                 raise ValueError(f"keep = {key!r:.60}: there is no such class; they are {names}")
             classes.append(number)
         return np.flatnonzero(np.isin(labels[:], classes))

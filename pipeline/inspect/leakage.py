@@ -27,7 +27,7 @@ from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
 from pipeline.data.inputs import Dataset
 from pipeline.data.order import draw_words, permute
-from pipeline.data.order_kinds import PoissonOrder
+from pipeline.data.poisson_order import PoissonOrder
 from pipeline.data.random import seed_words
 from pipeline.data.row_views import RowView
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, make_silent_reporter

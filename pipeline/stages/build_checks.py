@@ -27,7 +27,7 @@ from pipeline.data.transform import count_choices, select_variants
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.standard import Branches
-from pipeline.models.modules.network import Network
+from pipeline.models.modules.network import Network, RowLookupNetwork
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.step_features import require_same_form
 from pipeline.training.component_specs import METRICS, list_losses
@@ -198,8 +198,8 @@ def check_vocabulary(draft: StepDraft) -> None:
 def check_rows(draft: StepDraft) -> None:
     """Require a row of an imported network's tables for each token that no map op changes."""
     dataset = draft.dataset
-    require_rows = getattr(draft.step_config.network, "require_rows", None)
-    if require_rows is None:
+    network = draft.step_config.network
+    if not isinstance(network, RowLookupNetwork):
         return
     vocabulary = None if dataset.text is None else dataset.text.vocabulary
     splits = {
@@ -209,7 +209,7 @@ def check_rows(draft: StepDraft) -> None:
     for key, (split, ops) in splits.items():
         with blaming_key(f"model {draft.recipe.model.name} and dataset.{key}"):
             if not ops:
-                require_rows(dataset.inputs, split, vocabulary)
+                network.require_rows(dataset.inputs, split, vocabulary)
 
 
 def check_to_float(draft: StepDraft) -> None:

@@ -243,7 +243,7 @@ def _plant_canaries(
         return raw, order
     # Imported here, since few runs are audited.
     from pipeline.data.canaries import choose_canaries, plant_canaries
-    from pipeline.data.order_kinds import PoissonOrder
+    from pipeline.data.poisson_order import PoissonOrder
 
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
     with prefixing_problems("privacy.audit: "):
@@ -353,7 +353,7 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             raise RecipeError(f"privacy: must be null with dataset = {recipe.dataset.name}")
         return order
     if recipe.privacy is not None and recipe.privacy.sampling == "poisson":
-        from pipeline.data.order_kinds import make_poisson_order
+        from pipeline.data.poisson_order import make_poisson_order
 
         with prefixing_problems("train."):
             privacy = recipe.privacy

@@ -20,7 +20,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
 from pipeline.data.inputs import Dataset
-from pipeline.data.order_kinds import PoissonOrder
+from pipeline.data.poisson_order import PoissonOrder
 from pipeline.engine.history import History
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.run_feature import RunFeature

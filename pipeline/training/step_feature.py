@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from pipeline.core.registry import Spec
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     Array = jax.Array
     from flax import linen as nn
 
+EVALUATED: Final = "evaluated"
+"""Key, in the state of a feature, of the weights that evaluations use."""
+AVERAGE: Final = "average"
+"""Name of the moving average, whose whole state is such weights."""
 T = TypeVar("T")
 ComputeGradients = Callable[[Mapping[str, Any], "MappedBatch"], "Gradients"]
 """(network's collections, batch after its map ops) -> gradients of the batch."""

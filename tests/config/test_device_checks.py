@@ -236,6 +236,32 @@ def test_processes_count_as_devices_without_devices_key(
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "processes", "shards"),
+    [
+        (["parallel.batch_per_device=3"], 2, 2),
+        (["parallel.batch_per_device=4"], 2, 8),
+        (["train.batch_size=512"], 16, 16),
+    ],
+)
+def test_default_shards_are_of_the_batch_and_devices_of_all_processes(
+    overrides: list[str], processes: int, shards: int
+) -> None:
+    keys = [DATA, "parallel.mode=data", *overrides]
+    known = fit_to_processes(load_recipe("lenet5_digits", keys), processes)
+    assert known.parallel.shards == shards
+    written = load_recipe("lenet5_digits", [*keys, f"parallel.devices={processes}"])
+    assert known == written
+
+
+def test_shards_of_the_recipe_stay_with_any_number_of_processes() -> None:
+    keys = [DATA, "parallel.mode=data", "train.batch_size=512", "parallel.shards=8"]
+    recipe = load_recipe("lenet5_digits", keys)
+    assert fit_to_processes(recipe, 4).parallel.shards == 8
+    with pytest.raises(RecipeError, match=r"devices = 16: must divide parallel.shards = 8"):
+        fit_to_processes(recipe, 16)
+
+
 def test_batch_per_device_is_multiplied_by_processes() -> None:
     recipe = load_recipe("lenet5_digits", [DATA, "parallel.batch_per_device=32"])
     known = fit_to_processes(recipe, 4)

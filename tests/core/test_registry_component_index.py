@@ -27,6 +27,10 @@ def test_text_has_the_components_that_modules_register() -> None:
     assert set(registered.values()) <= set(list_modules())
 
 
+def test_modules_of_components_are_listed_once() -> None:
+    assert len(registry.COMPONENT_MODULES) == len(set(registry.COMPONENT_MODULES))
+
+
 LOADED = """
 import sys
 from pipeline import load_recipe

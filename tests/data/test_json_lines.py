@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.json_lines import holds_json_lines, parse_objects
+from pipeline.data.json_lines import holds_json_lines, parse_objects, require_characters
 
 
 def test_objects_have_the_numbers_of_their_lines() -> None:
@@ -19,13 +19,21 @@ def test_objects_have_the_numbers_of_their_lines() -> None:
     [
         ("[1]", "line 2 isn't an object; must have a, b"),
         ("3", "line 2 isn't an object"),
-        ('{"a": ', "line 2 isn't JSON: "),
+        ('{"a": \n', "line 2 isn't JSON: Expecting value at character 7; must have an object"),
+        ("  {a}\n", "line 2 isn't JSON: Expecting property name .* at character 4; must have"),
         ("[" * 100_000, "line 2 isn't JSON: "),
     ],
 )
 def test_other_line_is_named(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         list(parse_objects(["{}", line], ("a", "b")))
+
+
+def test_half_of_a_character_is_named() -> None:
+    for text in ("", "a", "é", "\U0001f600", 3, None):
+        require_characters(7, "b", text)
+    with pytest.raises(ValueError, match=r"^line 1,007: b has \\ud83d, half of a character"):
+        require_characters(1007, "b", "ab\ud83d")
 
 
 def test_list_in_place_of_objects_is_explained() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from pipeline.data.selections import (
     TakeFirst,
     Unique,
     apply_selections,
+    exclude_samples,
 )
 from pipeline.data.sources.image_folder import ImageFolder
 from tests.data.section import section
@@ -100,6 +102,43 @@ def test_custom_rule_is_applied() -> None:
 def test_unfit_rules_are_refused(rule: Selection, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         select(rule)
+
+
+def test_classes_need_labels_of_one_class_each() -> None:
+    split = Split({"image": np.zeros((2, 2, 2, 1), np.uint8)})
+    raw = RawData(split, split, Targets(("a", "b")))
+    with pytest.raises(ValueError, match=r"select.0 \(classes\): classes: needs samples"):
+        select(Classes(keep=("a",)), data=raw)
+
+
+def test_some_of_many_classes_are_listed() -> None:
+    raw = replace(make_data(), targets=Targets(tuple(f"c{number}" for number in range(50))))
+    with pytest.raises(ValueError, match=r"no such class; they are c0, c1, .*, c9 and 40 more$"):
+        select(Classes(keep=("x",)), data=raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"a\nb",index\n1,2\n3,x\n', "line 4: x: must be"),
+        ('name,index\n"a\nb",2\n3,x\n', "line 4: x: must be"),
+        ("\n\nindex\n1\nx\n", "line 5: x: must be"),
+        ("\n1,2\n", "line 2: has 2 values"),
+    ],
+)
+def test_lines_of_a_file_of_exclusions_are_the_files(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "exclude.csv"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        exclude_samples(make_data(), file, 12)
+
+
+def test_header_may_come_after_empty_lines(tmp_path: Path) -> None:
+    file = tmp_path / "exclude.csv"
+    file.write_text("\n\nname,index\na,11\n\nb,0\n")
+    assert len(exclude_samples(make_data(), file, 12).train) == 10
 
 
 def test_damaged_files_are_omitted_if_the_recipe_allows_it(tmp_path: Path) -> None:

@@ -8,27 +8,20 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import field_validator
 
 from pipeline.core.registry import component
 from pipeline.data.columns import Column, RawData, Split, Targets
-from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.dataset_spec import RootlessDatasetSpec
 from pipeline.data.image_facts import ImageFacts
 
 _ARRAYS = Path(__file__).with_name("digits.npz")
 
 
-class _ShippedDigits(DatasetSpec):
+class _ShippedDigits(RootlessDatasetSpec):
     """Base of the datasets of the digits that ship."""
 
     brightest: ClassVar[int] = 16
-
-    @field_validator("root")
-    @classmethod
-    def _require_no_root(cls, root: Path | None) -> Path | None:
-        if root is not None:
-            raise ValueError(f"{root}: must be null; the digits are shipped with this package")
-        return root
+    origin: ClassVar[str] = "the digits are shipped with this package"
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, 8, 8, 1), and labels, int32 (n,)."""

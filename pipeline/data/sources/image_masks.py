@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from pipeline.core.errors import DataError
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import (
@@ -26,7 +26,7 @@ from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot, require_d
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.sources.class_folders import (
-    IMAGES,
+    FileKind,
     describe_left_out,
     find_splits,
     list_files,
@@ -44,7 +44,7 @@ from pipeline.data.sources.image_columns import (
 )
 from pipeline.data.sources.image_folder import ImageSize
 
-MASKS = replace(IMAGES, suffixes=(".png", ".bmp", ".tif", ".tiff"))
+MASKS = FileKind("mask", (".png", ".bmp", ".tif", ".tiff"), "PNG, BMP and TIFF")
 """Files in lossless formats, which keep the classes."""
 MAX_MASK_CLASSES = 256
 """The most classes that 8 bits per pixel can hold."""
@@ -99,7 +99,8 @@ class ImageMasks(LocalDatasetSpec):
         """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
         split_pairs, left_out = self._list_splits()
         split_masks = [[mask for _, mask in pairs] for pairs in split_pairs]
-        notes = describe_left_out(left_out, f"{self.images} and {self.masks}")
+        notes = describe_left_out(left_out[0], self.images)
+        notes += describe_left_out(left_out[1], self.masks, MASKS.formats)
         if isinstance(self.classes, tuple):
             names = self.classes
         else:
@@ -149,24 +150,29 @@ class ImageMasks(LocalDatasetSpec):
             notes.append(f"only evaluation masks have the classes {names}, which can't be learned")
         return 1 + int(np.union1d(train_values, eval_values).max()), tuple(notes)
 
-    def _list_splits(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
-        """Return the paths (image, mask) of both splits, and the files that are left out."""
+    def _list_splits(self) -> tuple[list[list[tuple[str, str]]], tuple[list[str], list[str]]]:
+        """Return the paths (image, mask) of both splits, and the files that are left out, beside
+        the images and beside the masks."""
         if self.split is None:
             content = f", each with {self.images} and {self.masks}"
             train_folder, eval_folder = find_splits(self.root, content)
-            train_pairs, train_left_out = self._pair_files(train_folder)
-            eval_pairs, eval_left_out = self._pair_files(eval_folder)
-            return [train_pairs, eval_pairs], train_left_out + eval_left_out
-        pairs, left_out = self._pair_files(self.root)
+            train_pairs, *train_left_out = self._pair_files(train_folder)
+            eval_pairs, *eval_left_out = self._pair_files(eval_folder)
+            images, masks = (a + b for a, b in zip(train_left_out, eval_left_out, strict=True))
+            return [train_pairs, eval_pairs], (images, masks)
+        pairs, *left_out = self._pair_files(self.root)
+        if len(pairs) < 2:
+            folder = self.root / self.images
+            raise DataError(f"{folder}: has 1 image; dataset.split needs at least 2")
         groups = np.zeros(len(pairs), int)
-        with name_file(self.root):
-            split_rows = hold_out(groups, [self.images], self.split, self.split_seed)
-        return [[pairs[row] for row in rows] for rows in split_rows], left_out
+        split_rows = hold_out(groups, [self.images], self.split, self.split_seed)
+        return [[pairs[row] for row in rows] for rows in split_rows], (left_out[0], left_out[1])
 
-    def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return the paths (image, mask) in a folder, sorted, and the files that are left out.
-        Raises DataError for an image without a mask, a mask without an image, a mask of another
-        size than its image, and a mask that can't be read."""
+    def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str], list[str]]:
+        """Return the paths (image, mask) in a folder, sorted, and the files that are left out,
+        beside the images and beside the masks. Raises DataError for an image without a mask, a
+        mask without an image, a mask of another size than its image, and a mask that can't be
+        read."""
         root = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
@@ -175,19 +181,35 @@ class ImageMasks(LocalDatasetSpec):
         mask_paths, others = list_files(folder / self.masks, root, MASKS)
         images = _map_stems(image_paths, folder / self.images)
         masks = _map_stems(mask_paths, folder / self.masks)
-        for unpaired, partner, partners in (
-            ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
-            ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
-        ):
-            if unpaired:
-                count = f"; nor have {len(unpaired) - 1:,} others" if len(unpaired) > 1 else ""
-                raise DataError(
-                    f"{min(unpaired)}: has no {partner} of its name in {folder / partners}{count}"
-                )
+        lacking_mask = sorted(images.keys() - masks.keys(), key=images.__getitem__)
+        lacking_image = sorted(masks.keys() - images.keys(), key=masks.__getitem__)
+        if lacking_mask:
+            problem = f"{images[lacking_mask[0]]}: has no mask of its name in {folder / self.masks}"
+            unread = _explain_unread_mask(lacking_mask[0], others, folder / self.masks)
+            raise DataError(problem + _count_others(lacking_mask) + unread)
+        if lacking_image:
+            problem = f"{masks[lacking_image[0]]}: has no image of its name in"
+            raise DataError(f"{problem} {folder / self.images}{_count_others(lacking_image)}")
         pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
         _require_same_sizes(pairs)
         require_readable([mask for _, mask in pairs], masks=True)
-        return pairs, left_out + others
+        return pairs, left_out, others
+
+
+def _count_others(unpaired: Sequence[str]) -> str:
+    return f"; nor have {len(unpaired) - 1:,} others" if len(unpaired) > 1 else ""
+
+
+def _explain_unread_mask(stem: str, left_out: Sequence[str], folder: Path) -> str:
+    """Return a sentence if a file that is left out of the masks' folder has the name of an image,
+    by its path in the folder without suffix."""
+    for path in map(Path, left_out):
+        if str(path.relative_to(folder).with_suffix("")) == stem:
+            return (
+                f"; {show_name(path.name)} there isn't read, since masks must be PNG, BMP or TIFF, "
+                "which keep the classes"
+            )
+    return ""
 
 
 def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:

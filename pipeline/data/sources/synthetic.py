@@ -14,7 +14,7 @@ from pydantic import PositiveInt, field_validator
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import component, list_components
 from pipeline.data.columns import RawData, SampleUnit, Split, Targets
-from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.dataset_spec import DatasetSpec, RootlessDatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.image_facts import ImageFacts
 
@@ -33,7 +33,8 @@ class Synthetic(DatasetSpec):
     that a network can learn the classes.
 
     `dataset.name=synthetic +dataset.like=mnist` replaces the source of a recipe and keeps its ops.
-    `root` and `mirrors` are ignored.
+    Pixels are 0 to 254, also if the other source's are fewer, as those of digits. `root` and
+    `mirrors` are ignored.
     """
 
     name: Literal["synthetic"] = "synthetic"
@@ -68,7 +69,16 @@ class Synthetic(DatasetSpec):
             train=draw_split(patterns, sizes.train_size, _TRAIN_SEED),
             eval=draw_split(patterns, sizes.eval_size, _EVAL_SEED),
             targets=Targets(tuple(str(label) for label in range(sizes.classes))),
+            notes=self._describe_pixels(),
         )
+
+    def _describe_pixels(self) -> tuple[str, ...]:
+        """Return a note if the pixels of the other source have another white."""
+        white = cast(type[DatasetSpec], list_components("dataset")[self.like]).brightest
+        if white == self.brightest:
+            return ()
+        scale = f"white is {white} in {self.like}, by which its ops may scale them"
+        return (f"pixels are 0 to 254; {scale}",)
 
 
 def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
@@ -109,12 +119,17 @@ def require_facts(source: str) -> ImageFacts:
 def _find_facts(source: str) -> ImageFacts | None:
     """Return the sizes of a source, by its name; None if they aren't known."""
     cls = list_components("dataset").get(source)
-    if cls is None:
-        return None
+    return None if cls is None else find_class_facts(cast(type[DatasetSpec], cls))
+
+
+def find_class_facts(cls: type[DatasetSpec]) -> ImageFacts | None:
+    """Return the sizes that all datasets of a class have; None if they depend on its fields."""
     try:
-        return cast(DatasetSpec, cls.model_construct()).facts()
-    except AttributeError:  # The sizes depend on fields, and `model_construct` sets none.
-        return None
+        return cls.model_construct().facts()
+    except AttributeError as error:  # `model_construct` sets no field.
+        if error.name in cls.model_fields:
+            return None
+        raise
 
 
 HEIGHTS = (
@@ -143,7 +158,7 @@ TINY = 1e-8
 
 
 @component("dataset")
-class Mnist1d(DatasetSpec):
+class Mnist1d(RootlessDatasetSpec):
     """4,000 training and 1,000 evaluation series of 40 steps in ten classes, made by a formula.
 
     They equal those of the package mnist1d with its defaults, up to the rounding of float32: the
@@ -151,14 +166,8 @@ class Mnist1d(DatasetSpec):
     """
 
     content: ClassVar[str] = "series"
+    origin: ClassVar[str] = "the series are made by a formula"
     name: Literal["mnist1d"] = "mnist1d"
-
-    @field_validator("root")
-    @classmethod
-    def _require_no_root(cls, root: Path | None) -> Path | None:
-        if root is not None:
-            raise ValueError(f"{root}: must be null; the series are made by a formula")
-        return root
 
     def read(self, cache: Path) -> RawData:
         """Return series, float32 (n, 40, 1), and labels, int32 (n,)."""

@@ -15,7 +15,7 @@ from pipeline.core.files.name_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.json_lines import holds_json_lines, parse_objects
+from pipeline.data.json_lines import holds_json_lines, parse_objects, require_characters
 from pipeline.data.table import DateColumn, FittedTable, Kind, TableColumn, TableFormat
 from pipeline.data.tables.quantities import (
     compute_part_values,
@@ -66,8 +66,12 @@ def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         with open_text(path, form) as file:
             for number, document in parse_objects(read_lines(file)):
                 for name, value in document.items():
-                    if len(fields) >= MAX_COLUMNS and name not in fields:
-                        raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
+                    if name not in fields:
+                        if len(fields) >= MAX_COLUMNS:
+                            raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
+                        require_characters(number, "a name", name)
+                    if kind_of(name) != "ignore":
+                        require_characters(number, name, value)
                     values = fields.setdefault(name, [])
                     values += [""] * (len(numbers) - len(values))
                     values.append(_format_json(number, name, value, form.decimal))

@@ -16,7 +16,7 @@ from pipeline.core.files.name_text import show_name
 from pipeline.core.files.unpacked_file import open_unpacked
 from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import name_file
-from pipeline.data.json_lines import PACKED, holds_json_lines, parse_objects
+from pipeline.data.json_lines import PACKED, holds_json_lines, parse_objects, require_characters
 from pipeline.data.text.text_format import ROOM_PER_BYTE, decode_text, read_text
 
 MAX_FIELD = 2**30
@@ -81,7 +81,7 @@ def _number_lines(file: Path, text: str) -> Iterator[int]:
 
 def _parse_objects(text: str, columns: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:
     """Return the number of each line that isn't empty, from 1, and its columns. Raises ValueError
-    for a line that isn't an object, and for a column that isn't a text."""
+    for a line that isn't an object, and for a column that isn't a text of whole characters."""
     rows = []
     for number, document in parse_objects(io.StringIO(text, newline=None), columns):
         for column in columns:
@@ -91,6 +91,7 @@ def _parse_objects(text: str, columns: Sequence[str]) -> list[tuple[int, tuple[s
             if not isinstance(document[column], str):
                 kind = type(document[column]).__name__
                 raise ValueError(f"line {number:,}: {show_name(column)} is {kind}; must be a text")
+            require_characters(number, column, document[column])
         rows.append((number, tuple(document[column] for column in columns)))
     if not rows:
         raise ValueError("has no rows")

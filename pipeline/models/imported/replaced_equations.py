@@ -59,7 +59,8 @@ def explain_no_lowering(equation: Any) -> str:
     result = equation.outvars[0].aval
     dtypes = {str(aval.dtype) for aval in (*operands, result)}
     if len(dtypes) > 1:
-        return f"gives {result.dtype} for {operands[0].dtype}"
+        read = dict.fromkeys(str(aval.dtype) for aval in operands)
+        return f"gives {result.dtype} for {' and '.join(read)}"
     if not dtypes <= FLOATS:
         return f"is of {dtypes.pop()}"
     if any(0 in aval.shape for aval in (*operands, result)):
@@ -204,7 +205,7 @@ def _name_unsupported_setting(params: Params) -> str:
     precision = params["precision"]
     precisions = precision if isinstance(precision, tuple) else (precision,)
     supported = (None, lax.Precision.DEFAULT)
-    unsupported = [precision for precision in precisions if precision not in supported]
+    unsupported = [each for each in precisions if each not in supported]
     if unsupported:
         return f"asks for precision {unsupported[0]}"
     return "" if params["out_sharding"] is None else "has a sharding"
@@ -239,10 +240,10 @@ class Gradient:
         other = operands[1 - self.cotangent]
         if self.forward.primitive.name == CONVOLUTION and self.operand == 0:
             other = _restore_kernel(self.forward, other)
-        shape = _read_shape(self.forward.invars[self.operand])
+        struct = _read_struct(self.forward.invars[self.operand])
         # For a function that is linear in an operand, the gradient doesn't depend on its values.
         is_linear = self.forward.primitive.name != MAXIMA
-        primal = jnp.zeros(shape.shape, shape.dtype) if is_linear else other
+        primal = jnp.zeros(struct.shape, struct.dtype) if is_linear else other
         role_policy = RolePolicy(policy, "weight_grad" if self.operand == 1 else "input_grad")
 
         def compute(value: Array) -> Array:
@@ -299,11 +300,11 @@ def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
 def _make_key(equation: core.JaxprEqn) -> Key:
     params = sorted(equation.params.items())
     atoms = (*equation.invars, *equation.outvars)
-    shapes = ((shape.shape, str(shape.dtype)) for shape in map(_read_shape, atoms))
-    return (equation.primitive.name, _make_hashable(params), *shapes)
+    structs = ((struct.shape, str(struct.dtype)) for struct in map(_read_struct, atoms))
+    return (equation.primitive.name, _make_hashable(params), *structs)
 
 
-def _read_shape(atom: Any) -> jax.ShapeDtypeStruct:
+def _read_struct(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
@@ -327,7 +328,7 @@ def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradien
 
         return jax.vjp(compute, values[operand])[1](cotangent)
 
-    *shapes, result = map(_read_shape, (*forward.invars, *forward.outvars))
+    *shapes, result = map(_read_struct, (*forward.invars, *forward.outvars))
     jaxpr = jax.make_jaxpr(pull)(shapes, result).jaxpr
     *values, cotangent = jaxpr.invars
     readers = [
@@ -365,4 +366,4 @@ def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
     shape = list(kernel.shape)
     shape[channels : channels + 1] = [groups, shape[channels] // groups]
     split = jnp.moveaxis(kernel.reshape(shape), channels, features)
-    return split.reshape(_read_shape(forward.invars[1]).shape)
+    return split.reshape(_read_struct(forward.invars[1]).shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, NonNegativeInt, PositiveInt, Strict
 from pydantic.json_schema import JsonSchemaValue
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from pipeline.data.columns import Targets
     from pipeline.data.tables.encode_table import TableLayout
 
-CLASSES = "$classes"
+CLASSES: Final = "$classes"
 
 Features = Annotated[
-    PositiveInt | Literal["$classes"], Expected(f"a whole number above 0, or {CLASSES}")
+    PositiveInt | Literal["$classes"],  # A type can't have the name CLASSES here.
+    Expected(f"a whole number above 0, or {CLASSES}"),
 ]
 """Number of features of a layer's output; `$classes` is the dataset's number of classes."""
 MAX_LAYERS = 10_000
@@ -114,6 +115,11 @@ class LayerSpec(Spec):
     scope: ScopeName | None = None
     """The layer's name in parameter paths; null: its kind and a number (`conv_0`, `conv_1`,
     ...)."""
+
+    @property
+    def repetitions(self) -> int:
+        """How often the layers inside it are applied, each time with other weights."""
+        return 1
 
     @property
     def adds_losses(self) -> bool:
@@ -239,8 +245,9 @@ class ModelSpec(Spec):
         type of activations; parameters are float32."""
 
 
-def walk_layers(value: Any) -> Iterator[LayerSpec]:
-    """Yield the layers of a layer, a network or a list, and their inner layers."""
+def walk_layers(value: Spec | tuple[object, ...]) -> Iterator[LayerSpec]:
+    """Yield the layers inside a layer, those of a model, or those of a tuple, and their inner
+    layers."""
     for layer in _find_layers(value if isinstance(value, tuple) else _list_fields(value)):
         yield layer
         yield from walk_layers(_list_fields(layer))
@@ -251,23 +258,23 @@ def looks_up_rows(layer: LayerSpec) -> bool:
     return any(inner.reads_whole_numbers for inner in walk_layers((layer,)))
 
 
-def _list_fields(spec: Any) -> tuple[Any, ...]:
+def _list_fields(spec: Spec) -> tuple[object, ...]:
     return tuple(value for _, value in spec)
 
 
-def count_layers(layers: Any, counted: int = 0) -> int:
+def count_layers(layers: tuple[object, ...], counted: int = 0) -> int:
     """Return `counted` plus the number of layers, with inner layers and repetitions. Raises
     ValueError above `MAX_LAYERS`, which would take many minutes to trace."""
     for layer in _find_layers(layers):
         counted += 1
         if counted > MAX_LAYERS:
             raise ValueError(f"more than {MAX_LAYERS:,} layers, including inner layers")
-        for _ in range(getattr(layer, "repeat", 1)):
+        for _ in range(layer.repetitions):
             counted = count_layers(_list_fields(layer), counted)
     return counted
 
 
-def _find_layers(value: Any) -> Iterator[LayerSpec]:
+def _find_layers(value: object) -> Iterator[LayerSpec]:
     if isinstance(value, LayerSpec):
         yield value
     elif isinstance(value, tuple):

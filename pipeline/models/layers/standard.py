@@ -335,6 +335,10 @@ class Sequence(LayerSpec):
     body: Layers
     repeat: Count = 1
 
+    @property
+    def repetitions(self) -> int:
+        return self.repeat
+
 
 @component("layer")
 class Residual(LayerSpec):

@@ -65,11 +65,15 @@ class TableColumns(ColumnFeatures, LayerSpec):
             *map(self.count_features, self.categories),
         )
 
+    def is_one_hot(self, values: int) -> bool:
+        """Return whether a column of categories has fixed features in place of learned vectors."""
+        return values <= max(2, self.one_hot_up_to)
+
     def count_features(self, values: int) -> int:
         """Return the number of features of a column of categories."""
-        if values <= 2:
-            return 1
-        return values if values <= self.one_hot_up_to else self.category_size
+        if not self.is_one_hot(values):
+            return self.category_size
+        return 1 if values <= 2 else values
 
 
 @component("layer")

@@ -396,8 +396,8 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
     for layer in stack:
         # Custom code computes in NHWC.
         is_custom = type(layer).compute is not LayerSpec.compute
-        fits = isinstance(layer, _CHWN_LAYERS) and getattr(layer, "groups", 1) == 1
-        if is_custom or not fits:
+        is_grouped = isinstance(layer, standard.Conv) and layer.groups != 1
+        if is_custom or is_grouped or not isinstance(layer, _CHWN_LAYERS):
             return layer
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from pipeline.models.layers.model_spec import (
     walk_layers,
 )
 from pipeline.models.layers.precision import Products, TypeRule
-from pipeline.models.layers.standard import Branches
+from pipeline.models.layers.standard import Branches, name_scopes
 from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy, swap_layout
 from pipeline.models.modules.apply_layers import (
     LayerContext,
@@ -26,6 +26,10 @@ from pipeline.models.modules.apply_layers import (
     find_layer_without_chwn,
     to_nhwc,
 )
+
+if TYPE_CHECKING:
+    from pipeline.data.columns import Split
+    from pipeline.data.inputs import NetworkInputs
 
 
 def lowers_itself(network: Any) -> bool:
@@ -36,6 +40,17 @@ def lowers_itself(network: Any) -> bool:
 def is_imported(network: Any) -> bool:
     """Return whether a network is custom code, an `ImportedNetwork`."""
     return bool(getattr(network, "is_imported", False))
+
+
+@runtime_checkable
+class RowLookupNetwork(Protocol):
+    """A network whose tables are known before training, so that a token without a row is found."""
+
+    def require_rows(self, inputs: NetworkInputs, split: Split, vocabulary: int | None) -> None:
+        """Raise ValueError for a token of a split without a row in a table.
+
+        `vocabulary` is the number of tokens of texts; None for other samples.
+        """
 
 
 class Network(nn.Module):
@@ -121,7 +136,8 @@ def separate_masks(
     stack: tuple[LayerSpec, ...], inputs: Any | Mapping[str, Any]
 ) -> tuple[Any, Any | None, Mapping[str, Any]]:
     """Return what the first layer reads, the mask of padding, and the masks of several inputs by
-    the names of these. Raises ValueError for several inputs that the first layer doesn't name."""
+    the names of these. Raises ValueError for several inputs that the first layer doesn't name, and
+    for a mask alone."""
     if not isinstance(inputs, Mapping):
         return inputs, None, {}
     first = stack[0] if stack else None
@@ -138,18 +154,23 @@ def separate_masks(
             f"the network reads {', '.join(others)}; its first layer must be branches with inputs "
             f"{list(others)}"
         )
+    if not others:
+        raise ValueError(
+            f"the network gets {', '.join(inputs)} alone; must get an array besides masks"
+        )
     ((name, array),) = others.items()
     return array, inputs.get(MASK, masks.get(name)), {}
 
 
 def _require_separate_documents(stack: tuple[LayerSpec, ...]) -> None:
     """Raise ValueError with a layer that doesn't keep documents of a window apart."""
-    for layer in walk_layers(stack):
-        if layer.mixes_tokens:
-            raise ValueError(
-                f"layer {layer.name} mixes the tokens of documents that share a window; must be "
-                "left out, or the dataset one of a document in each window"
-            )
+    for scope, layer in zip(name_scopes(stack), stack, strict=True):
+        for inner in walk_layers((layer,)):
+            if inner.mixes_tokens:
+                raise ValueError(
+                    f"{scope}: layer {inner.name} mixes the tokens of documents that share a "
+                    "window, as dataset=documents packs them; remove it, or choose another dataset"
+                )
 
 
 def _require_batch_last(stack: tuple[LayerSpec, ...], images: Any) -> None:

@@ -92,7 +92,7 @@ class _TableColumns(nn.Module):
         return jnp.einsum("bnf,nfd->bnd", waves, weights) + biases
 
     def _embed_category(self, name: str, category: Array, size: int) -> Array:
-        if size <= max(2, self.layer.one_hot_up_to):
+        if self.layer.is_one_hot(size):
             return jnp.asarray(list_one_hot_rows(size))[category]
         shape = (size + 1, self.layer.category_size)
         vectors = self.param(name, _NORMAL, shape, jnp.float32)
@@ -100,8 +100,8 @@ class _TableColumns(nn.Module):
 
 
 def list_one_hot_rows(size: int) -> np.ndarray:
-    """Return the features of each category of a column, and first of an unknown one: float32
-    (size + 1, 1) for at most two values, else (size + 1, size)."""
+    """Return the features of each category of a column, and first of an unknown one: float32 (3, 1)
+    for at most two values, else (size + 1, size)."""
     if size <= 2:
         return np.array([[0.0], [-1.0], [1.0]], np.float32)
     return np.concatenate([np.zeros((1, size)), np.eye(size)]).astype(np.float32)
@@ -244,8 +244,9 @@ class WideDeepNetwork(nn.Module):
 
         Inputs are, for each field, the index of its feature, `field_index` int32 (batch, fields),
         and the feature's value, `field_value` (batch, fields). The first of two logits is 0, so
-        softmax is the logistic function of the second. Indices outside of the vocabulary lead to
-        NaN. Raises ValueError for inputs of other shapes, and for more than two classes.
+        softmax is the logistic function of the second. Indices from `vocabulary` on lead to NaN,
+        and one below 0 counts from the end. Raises ValueError for inputs of other shapes, and for
+        more than two classes.
         """
         if self.classes > 2:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,11 @@ from jax import Array
 from pipeline.core.errors import RecipeError
 from pipeline.training.component_specs import AverageSpec, IterateAverage
 from pipeline.training.state import Gradients, TrainState, merge_params, select_averaged
-from pipeline.training.step_feature import StepFeature
+from pipeline.training.step_feature import AVERAGE, EVALUATED, StepFeature
 from pipeline.training.telemetry import count_updates
 
 if TYPE_CHECKING:
     from pipeline.training.forward_pass import ForwardPass, Outputs
-
-EVALUATED: Final = "evaluated"
-"""Key, in the state of a feature, of the weights that evaluations use."""
-AVERAGE: Final = "average"
-"""Name of the moving average, whose whole state is such weights."""
 
 
 class WeightCopy(StepFeature):

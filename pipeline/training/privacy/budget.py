@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.core.errors import RecipeError
 from pipeline.data.order import SampleOrder
-from pipeline.data.order_kinds import PoissonOrder
+from pipeline.data.poisson_order import PoissonOrder
 from pipeline.training.privacy.privacy_spec import AdaptiveClip, PrivacySpec
 from pipeline.training.privacy.private_gradients import (
     COUNTED_SHARE,
@@ -53,9 +53,8 @@ class Budget:
     @cached_property
     def rule(self) -> PrivacyRule:
         """Settings of the private gradients of a step."""
-        expected = self.order.batch_size
-        if isinstance(self.order, PoissonOrder):
-            expected = self.order.expected_batch_size
+        drawn = self._drawn
+        expected = self.order.batch_size if drawn is None else drawn.expected_batch_size
         clip = self.spec.clip
         if isinstance(clip, AdaptiveClip):
             return PrivacyRule(expected, clip.initial, clip)
@@ -107,28 +106,29 @@ class Budget:
 
     def __str__(self) -> str:
         spec = self.spec
-        batch_text = f"batches of {self.order.batch_size:,} samples in a fixed order"
-        if spec.sampling == "poisson":
-            batch_text = (
-                f"{self.rule.expected_batch_size:,} samples a step expected, at most "
-                f"{self.order.batch_size:,}"
-            )
+        size = self.order.batch_size
+        batch_text = f"batches of {size:,} samples in a fixed order"
+        if self._drawn is not None:
+            expected = self.rule.expected_batch_size
+            batch_text = f"{expected:,} samples a step expected, at most {size:,}"
         return (
             f"epsilon {self.compute_epsilon(self.steps):.4f} at delta {spec.delta:g} after "
             f"{self.steps:,} steps ({spec.accountant}, {spec.neighbours}); noise {self.noise:.4f} "
             f"times the clip; {batch_text}"
         )
 
+    @property
+    def _drawn(self) -> PoissonOrder | None:
+        """The order if its steps draw samples; None for fixed batches."""
+        return self.order if isinstance(self.order, PoissonOrder) else None
+
     @cached_property
     def _accounting(self) -> Accounting:
         """The accounting of the order's sampling. Raises RecipeError without dp-accounting."""
-        order = self.order
-        rate = order.rate if isinstance(order, PoissonOrder) else 1.0
         spec = self.spec
+        rate = None if self._drawn is None else self._drawn.rate
         try:
-            return Accounting(
-                spec.sampling, spec.accountant, spec.delta, rate, order.steps_per_epoch
-            )
+            return Accounting(spec.accountant, spec.delta, rate, self.order.steps_per_epoch)
         except ValueError as error:
             raise RecipeError(f"privacy: {error}") from error
 
@@ -150,13 +150,12 @@ def _hide_orders() -> Iterator[None]:
 class Accounting:
     """The sampling of a run and its accountant. Raises ValueError without dp-accounting."""
 
-    sampling: Literal["poisson", "fixed"]
     accountant: Accountant
     delta: float
-    rate: float
-    """The probability to draw a sample in a step, with Poisson sampling."""
+    rate: float | None
+    """The probability to draw a sample in a step, with Poisson sampling; None: fixed batches."""
     steps_per_epoch: int
-    """Number of steps in which a sample is used once, with fixed batches."""
+    """Number of steps in which a sample of fixed batches is used once."""
 
     def __post_init__(self) -> None:
         try:
@@ -228,7 +227,7 @@ class Accounting:
         """Return the run as an event of dp-accounting."""
         import dp_accounting
 
-        if self.sampling == "poisson":
+        if self.rate is not None:
             event = dp_accounting.PoissonSampledDpEvent(
                 self.rate, dp_accounting.GaussianDpEvent(noise)
             )

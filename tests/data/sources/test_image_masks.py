@@ -115,6 +115,17 @@ def spoil(folder: Path, what: str) -> None:
         case "no mask":
             (folder / "masks" / "4.png").unlink()
             (folder / "masks" / "7.png").unlink()
+        case "mask in JPEG":
+            (folder / "masks" / "4.png").unlink()
+            save(folder / "masks" / "4.jpg", MASKS[4])
+        case "one image":
+            for file in folder.rglob("*.png"):
+                if file.stem != "4":
+                    file.unlink()
+        case "masks in JPEG":
+            for number in range(10):
+                (folder / "masks" / f"{number}.png").unlink()
+                save(folder / "masks" / f"{number}.jpg", MASKS[number])
         case "no image":
             (folder / "images" / "4.png").unlink()
         case "sizes":
@@ -145,6 +156,13 @@ def spoil(folder: Path, what: str) -> None:
     ("what", "message"),
     [
         ("no mask", r"images/4.png: has no mask of its name in .*masks; nor have 1 others"),
+        (
+            "mask in JPEG",
+            r"images/4.png: has no mask of its name in .*masks; 4.jpg there isn't read, since "
+            r"masks must be PNG, BMP or TIFF, which keep the classes$",
+        ),
+        ("masks in JPEG", r"masks: holds no mask \(\.png, \.bmp, \.tif, \.tiff\)$"),
+        ("one image", r"data/images: has 1 image; dataset.split needs at least 2"),
         ("no image", r"masks/4.png: has no image of its name in .*images$"),
         (
             "sizes",
@@ -190,6 +208,15 @@ def test_nested_masks_are_matched_to_nested_images(tmp_path: Path) -> None:
     pairs = zip(*(data.train.columns[name].paths for name in ("image", "label")), strict=True)  # type: ignore[attr-defined]
     assert all(image.replace("images", "masks") == mask for image, mask in pairs)
     assert data.notes[0].startswith("left out: 1 file (1 of .txt), such as ")
+
+
+def test_formats_of_images_and_masks_are_listed_apart(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "images" / "notes.txt").write_text("x")
+    save(tmp_path / "masks" / "old.jpg", MASKS[0])
+    image_note, mask_note = read(tmp_path, split=0.001).notes
+    assert image_note.endswith("PNG, JPEG, BMP, GIF, WebP and TIFF in images are read")
+    assert mask_note.endswith("masks/old.jpg; PNG, BMP and TIFF in masks are read")
 
 
 @pytest.mark.parametrize(

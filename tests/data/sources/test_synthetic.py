@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from pipeline.data.columns import RawData
 from pipeline.data.image_facts import ImageFacts
-from pipeline.data.sources.synthetic import Synthetic
+from pipeline.data.sources.digits import Digits
+from pipeline.data.sources.synthetic import Synthetic, find_class_facts
 from tests.data.section import section
 
 TWINS = {
@@ -61,6 +62,31 @@ def test_training_and_evaluation_images_are_disjoint(tmp_path: Path) -> None:
     seen = {image.tobytes() for image in data.train.columns["image"][:]}
     assert len(seen) == 300
     assert seen.isdisjoint(image.tobytes() for image in data.eval.columns["image"][:])
+
+
+def test_pixels_brighter_than_the_source_are_noted(tmp_path: Path) -> None:
+    data = small("digits", tmp_path)
+    assert data.train.columns["image"][:].max() > 200
+    assert data.notes == (
+        "pixels are 0 to 254; white is 16 in digits, by which its ops may scale them",
+    )
+    assert small("mnist", tmp_path).notes == ()
+
+
+def test_misspelt_name_in_the_facts_of_a_source_is_raised() -> None:
+    class Sized(Digits):
+        width: int
+
+        def facts(self) -> ImageFacts:
+            return ImageFacts((8, self.width, 1), 10, 1, 1)
+
+    class Misspelt(Digits):
+        def facts(self) -> ImageFacts:
+            return ImageFacts((8, self.widht, 1), 10, 1, 1)  # type: ignore[attr-defined]
+
+    assert find_class_facts(Sized) is None
+    with pytest.raises(AttributeError, match="widht"):
+        find_class_facts(Misspelt)
 
 
 def test_classes_are_balanced(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ def test_table_of_objects_has_the_columns_of_a_csv(tmp_path: Path) -> None:
         ('{"a": 1}\n{"a": 1e999}\n', "line 2: a = inf: must be a number of at most"),
         (b'{"a": "\xe9"}\n', "has the byte 0xe9, which isn't utf-8; set dataset.encoding"),
         ('{"a": 1}\n\0\n', "line 2: has a NUL character"),
+        ('{"a": "b"}\n{"a": "\\ud83d"}\n', r"a.jsonl: line 2: a has \\ud83d, half of a character"),
+        ('{"a": 1}\n{"\\ud83d": 1}\n', r"line 2: a name has \\ud83d, half of a character"),
     ],
 )
 def test_damaged_file_is_named(tmp_path: Path, text: str | bytes, message: str) -> None:

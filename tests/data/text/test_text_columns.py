@@ -65,6 +65,7 @@ def test_objects_on_lines_have_both_columns(tmp_path: Path) -> None:
         ('{"text": "a", "label": 3}\n', "line 1: label is int; must be a text"),
         ('{"text": "a", "label": "b"\n', "line 1 isn't JSON: Expecting"),
         ("[" * 100_000, "line 1 isn't JSON: "),
+        ('{"text": "\\udc00", "label": "b"}\n', r"line 1: text has \\udc00, half of a character"),
     ],
 )
 def test_lines_of_another_form_are_refused(tmp_path: Path, text: str, message: str) -> None:

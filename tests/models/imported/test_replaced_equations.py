@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import Array, lax
 
+from pipeline.models.imported.replaced_equations import explain_no_lowering
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.problem import (
     DEFAULTS,
@@ -383,3 +384,11 @@ def test_function_without_gradient_needs_the_forward_role_only() -> None:
         "max_pool forward": 1,
         "dense forward": 1,
     }
+
+
+def test_dtypes_of_all_operands_are_named() -> None:
+    kernel, x = jnp.ones((5, 4), jnp.bfloat16), jnp.ones((3, 5))
+    contracted = (((1,), (0,)), ((), ()))
+    jaxpr = jax.make_jaxpr(lambda k, x: lax.dot_general(x, k, contracted))(kernel, x)
+    (equation,) = jaxpr.eqns
+    assert explain_no_lowering(equation) == "gives float32 for float32 and bfloat16"

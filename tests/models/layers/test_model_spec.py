@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.models.layers.model_spec import Count, Features, Padding, Size, pair
+from pipeline.models.layers.model_spec import (
+    Count,
+    Features,
+    LayerSpec,
+    Padding,
+    Size,
+    count_layers,
+    pair,
+)
+from pipeline.models.layers.standard import Relu, Sequence
 
 
 def test_size_is_height_and_width() -> None:
@@ -45,3 +54,13 @@ def test_invalid_field_values_are_refused(field: Any, value: Any) -> None:
 )
 def test_valid_field_values_are_parsed(field: Any, value: Any, read: Any) -> None:
     assert TypeAdapter(field).validate_python(value) == read
+
+
+def test_layers_of_a_sequence_count_as_often_as_it_repeats_them() -> None:
+    class Echo(LayerSpec):
+        """A custom layer, whose field is no number of repetitions."""
+
+        name: Literal["echo"] = "echo"
+        repeat: str = "twice"
+
+    assert count_layers((Echo(), Sequence(body=(Relu(), Relu()), repeat=3))) == 1 + 1 + 3 * 2

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.tables import MemberDense, MemberHead, TableColumns
-from pipeline.models.modules.tables import average_members
+from pipeline.models.modules.tables import average_members, list_one_hot_rows
 from tests.conftest import ROOT
 from tests.models.build import network
 
@@ -95,6 +95,21 @@ def test_categories_are_signs_zeros_and_ones_or_vectors() -> None:
     expected = [[0, 0, 0, 0, 0, 1], [-1, 1, 0, 0, 2, 3], [1, 0, 0, 1, 8, 9]]
     np.testing.assert_array_equal(apply((layer,), params, rows), expected)
     assert layer.sizes == (1, 3, 2)
+
+
+@pytest.mark.parametrize("one_hot_up_to", [0, 2, 3])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4])
+def test_rows_of_categories_have_the_counted_features(size: int, one_hot_up_to: int) -> None:
+    settings = {"one_hot_up_to": one_hot_up_to, "category_size": 5, **PLAIN}
+    layer = TableColumns(numbers=0, categories=(size,), **settings)  # type: ignore[arg-type]
+    variables = network(layer).init(jax.random.key(0), jnp.ones((1, 1)), train=False)
+    assert layer.is_one_hot(size) != bool(variables)
+    outputs = network(layer).apply(variables, jnp.ones((1, 1)), train=False)
+    assert outputs.shape == (1, layer.count_features(size))
+    assert not layer.is_one_hot(size) or list_one_hot_rows(size).shape == (
+        max(3, size + 1),
+        layer.count_features(size),
+    )
 
 
 def test_positive_numbers_are_the_mean_times_an_exponential() -> None:

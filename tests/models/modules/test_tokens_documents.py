@@ -17,6 +17,7 @@ from pipeline.models.layers.tokens import (
     Rotary,
     SelfAttention,
 )
+from pipeline.models.modules.network import separate_masks
 from pipeline.models.modules.tokens import number_tokens
 from tests.models.build import initialise, network
 
@@ -69,10 +70,20 @@ def test_positions_begin_anew_with_each_document() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [Conv1d(features=4, kernel=2, padding="causal"), Lstm(features=4)]
+    ("layer", "place"),
+    [
+        (Conv1d(features=4, kernel=2, padding="causal"), "conv1d_0: layer conv1d"),
+        (Residual(body=(Lstm(features=4),)), "residual_0: layer lstm"),
+    ],
 )
-def test_layers_that_mix_documents_are_refused(layer: LayerSpec) -> None:
+def test_layers_that_mix_documents_are_refused(layer: LayerSpec, place: str) -> None:
     module = network(Embedding(vocabulary=4, features=4), layer)
     inputs = {"tokens": np.zeros((1, 5), np.int32), "mask": np.ones((1, 5), np.int32)}
-    with pytest.raises(ValueError, match=f"layer {layer.name} mixes the tokens of documents"):
+    message = f"^{place} mixes the tokens of documents .* as dataset=documents packs them; remove"
+    with pytest.raises(ValueError, match=message):
         initialise(module, inputs)
+
+
+def test_mask_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="gets mask alone; must get an array besides masks"):
+        separate_masks((Dense(features=2),), {"mask": np.ones((1, 2), bool)})

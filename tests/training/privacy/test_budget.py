@@ -6,7 +6,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.data.order import SampleOrder
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.privacy.privacy_spec import PrivacySpec
-from tests.data.test_order_kinds_poisson_order import make_order
+from tests.data.test_poisson_order import make_order
 
 dp_accounting = pytest.importorskip("dp_accounting")
 

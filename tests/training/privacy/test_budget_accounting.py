@@ -16,8 +16,9 @@ STEPS = 200
 def make_accounting(
     sampling: str = "poisson", accountant: str = "rdp", **changed: float
 ) -> Accounting:
-    settings = {"delta": 1e-5, "rate": 256 / 60000, "steps_per_epoch": 100, **changed}
-    return Accounting(sampling, accountant, **settings)  # type: ignore[arg-type]
+    rate = 256 / 60000 if sampling == "poisson" else None
+    settings = {"delta": 1e-5, "rate": rate, "steps_per_epoch": 100, **changed}
+    return Accounting(accountant, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.medium

@@ -81,7 +81,7 @@ class Score:
     mean_error: float
     worst_error: float
     kendall_tau: float
-    """Rank correlation of published and modelled times."""
+    """Rank correlation of published and modelled times, of the pairs without ties."""
     coverage: float
     """Share of published times in their 80 % intervals."""
     crps: float
@@ -120,7 +120,8 @@ def score(priced_rows: Sequence[PricedRow]) -> Score:
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Kendall's tau over the pairs of positions that are tied in neither sequence.
 
-    It is NaN if all are tied (Kendall 1938).
+    It is NaN if all are tied. Without ties it is the tau of Kendall (1938), with ties the gamma of
+    Goodman and Kruskal (1954).
     """
     upper = np.triu_indices(len(first), 1)
     first_signs = np.sign(np.subtract.outer(first, first))[upper]

@@ -173,7 +173,7 @@ def _add_table_columns(
         cell = graph.add_slice(x.name, [[column], [column + 1], [1]])
         row_numbers = graph.add_constant("shape", np.array([-1], np.int64))
         code = graph.cast(NodeOutput(graph.add_node("Reshape", [cell, row_numbers]), ()), "int64")
-        if size <= max(2, layer.one_hot_up_to):
+        if layer.is_one_hot(size):
             table = graph.add_constant("one_hot", list_one_hot_rows(size))
         else:
             table = graph.add_weight(f"category_{position}")

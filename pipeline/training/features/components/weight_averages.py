@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from pipeline.core.registry import component
-from pipeline.training.features.averages import EVALUATED, EvaluatedWeights, WeightCopy
-from pipeline.training.step_feature import FeatureContext, FeatureSpec, StepFeature
+from pipeline.training.features.averages import EvaluatedWeights, WeightCopy
+from pipeline.training.step_feature import EVALUATED, FeatureContext, FeatureSpec, StepFeature
 from pipeline.training.telemetry import count_updates
 
 if TYPE_CHECKING:

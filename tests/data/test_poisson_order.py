@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.data.order_kinds import PoissonOrder, compute_overflow, find_expected_batch_size
+from pipeline.data.poisson_order import PoissonOrder, compute_overflow, find_expected_batch_size
 
 KEY = (5, 2**31)
 
