@@ -6,7 +6,6 @@ The docstrings of fields are the descriptions of keys in the documentation.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -14,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     Field,
-    ModelWrapValidatorHandler,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -441,21 +439,14 @@ class Recipe(Spec):
             if parallel.mode != "none" and reproducible == "exact":
                 shards = count_shards(parallel, train["batch_size"])
             layout = {"mode": parallel.mode, "reproducible": reproducible, "shards": shards}
-            return {**tree, "train": train, "parallel": {**tree["parallel"], **layout}}
+            resolved = parallel.model_copy(update=layout)
+            if parallel.shards is None:
+                # The default is computed again if processes are the devices.
+                resolved.model_fields_set.discard("shards")
+            return {**tree, "train": train, "parallel": resolved}
         except (KeyError, TypeError, ValueError):
             # The validation of the fields reports the wrong or missing key.
             return tree
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _unset_default_shards(cls, tree: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Leave a default of `parallel.shards` out of the fields that are set, so that it is
-        computed again once the number of processes is known."""
-        recipe = handler(tree)
-        parallel = tree.get("parallel") if isinstance(tree, Mapping) else None
-        if isinstance(parallel, Mapping) and parallel.get("shards") is None:
-            recipe.parallel.model_fields_set.discard("shards")
-        return recipe
 
 
 def list_deciding_metrics(recipe: Recipe) -> dict[str, str | None]:

@@ -12,8 +12,6 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
-    WithJsonSchema,
-    field_validator,
     model_validator,
 )
 
@@ -305,12 +303,6 @@ class EvalSplitSpec(Spec):
         return self
 
 
-RequiredRoot = Annotated[
-    Location, WithJsonSchema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
-]
-"""A required root: null in conf/, so that a recipe must set it."""
-
-
 class DatasetSpec(Spec):
     """Base of every source: the component of kind "dataset" that a recipe names."""
 
@@ -411,32 +403,3 @@ class DatasetSpec(Spec):
     def read(self, cache: Path) -> RawData:
         """Read both splits, after a download into `cache` if needed. The root is local, since
         `load` replaces an address by its copy. Raises DataError for data that can't be read."""
-
-
-class LocalDatasetSpec(DatasetSpec):
-    """Base of the sources for the user's files, with a required root."""
-
-    root_must_be: ClassVar[str]
-    """Description of a valid root, for messages."""
-    root: RequiredRoot
-
-    @field_validator("root", mode="before")
-    @classmethod
-    def _require_root(cls, root: Any) -> Any:
-        if root is None:
-            raise ValueError(f"missing; it must be {cls.root_must_be}")
-        return root
-
-
-class RootlessDatasetSpec(DatasetSpec):
-    """Base of the sources that read no files of the user, whose root must be null."""
-
-    origin: ClassVar[str]
-    """Where the samples are from, for messages."""
-
-    @field_validator("root")
-    @classmethod
-    def _require_no_root(cls, root: Path | Address | None) -> Path | Address | None:
-        if root is not None:
-            raise ValueError(f"{root}: must be null; {cls.origin}")
-        return root

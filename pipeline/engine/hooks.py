@@ -264,36 +264,24 @@ class Rollbacks(NoRollbacks):
         """
         if len(self.done) == self.most:
             raise RunError(f"train.on_nan: went back {self.most} times already, as often as it may")
-        restored: TrainState | None = None
-
-        def choose() -> int | None:
-            nonlocal restored
-            boundary, restored = self._find_checkpoint(step, state)
-            return boundary
-
-        boundary = self.agree(choose)
+        boundary = self.agree(lambda: self._find_boundary(step, state))
         if boundary is None:
             raise RunError("train.on_nan: there is no checkpoint left to go back to")
         self.done.append(RollbackRecord(step, boundary))
-        if restored is None:  # Another process has chosen.
-            restored = self.read(boundary, state)
-        return _advance_to(restored, step)
+        return _advance_to(self.read(boundary, state), step)
 
-    def _find_checkpoint(
-        self, step: int, state: TrainState
-    ) -> tuple[int, TrainState] | tuple[None, None]:
-        """Return the newest unused checkpoint before `step` with finite weights, its step first."""
+    def _find_boundary(self, step: int, state: TrainState) -> int | None:
+        """Return the newest unused checkpoint's step before `step` with finite weights, or None."""
         used = {rollback.to for rollback in self.done}
         for boundary in sorted(self.steps(), reverse=True):
             if boundary >= step or boundary in used or not is_due(boundary, self.periods):
                 continue
             try:
-                restored = self.read(boundary, state)
+                if _is_finite(self.read(boundary, state)):
+                    return boundary
             except DataError:
                 continue  # The checkpoint is damaged: an older one may be readable.
-            if _is_finite(restored):
-                return boundary, restored
-        return None, None
+        return None
 
 
 def _is_finite(state: TrainState) -> bool:

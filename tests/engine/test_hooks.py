@@ -210,22 +210,6 @@ def test_rollback_restores_the_weights_of_the_checkpoint() -> None:
     assert int(found.features["non_finite_steps"].left_out) == 2 + 3
 
 
-def test_checkpoint_is_read_once_by_the_process_that_chooses_it() -> None:
-    saved = {0: state_at(0), 5: state_at(5), 10: state_at(10, weight=np.nan)}
-    reads: list[int] = []
-
-    def read(step: int, _: TrainState) -> TrainState:
-        reads.append(step)
-        return saved[step]
-
-    Rollbacks(9, (5,), lambda: sorted(saved), read).go_back(12, state_at(11))
-    assert reads == [10, 5]
-    reads.clear()
-    another = Rollbacks(9, (5,), lambda: sorted(saved), read, agree=lambda choose: 5)
-    another.go_back(12, state_at(11))
-    assert reads == [5]
-
-
 def test_unscheduled_checkpoints_are_skipped() -> None:
     saved = {step: state_at(step) for step in (0, 5, 6, 7)}
     back = rollbacks(saved)

@@ -14,9 +14,10 @@ from pydantic import PositiveInt, field_validator
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import component, list_components
 from pipeline.data.columns import RawData, SampleUnit, Split, Targets
-from pipeline.data.dataset_spec import DatasetSpec, RootlessDatasetSpec
+from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.image_facts import ImageFacts
+from pipeline.data.sources.roots import RootlessDatasetSpec
 
 _PATTERN_SEED = 0
 _TRAIN_SEED = 1
