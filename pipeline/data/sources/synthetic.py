@@ -34,7 +34,7 @@ class Synthetic(DatasetSpec):
     that a network can learn the classes.
 
     `dataset.name=synthetic +dataset.like=mnist` replaces the source of a recipe and keeps its ops.
-    Pixels are 0 to 254, also if the other source's are fewer, as those of digits. `root` and
+    Pixels are 0 to 254, also if the other source has fewer values, as digits has. `root` and
     `mirrors` are ignored.
     """
 

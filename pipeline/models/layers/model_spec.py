@@ -246,8 +246,7 @@ class ModelSpec(Spec):
 
 
 def walk_layers(value: Spec | tuple[object, ...]) -> Iterator[LayerSpec]:
-    """Yield the layers inside a layer, those of a model, or those of a tuple, and their inner
-    layers."""
+    """Yield the layers of a layer, a model or a tuple, and their inner layers."""
     for layer in _find_layers(value if isinstance(value, tuple) else _list_fields(value)):
         yield layer
         yield from walk_layers(_list_fields(layer))

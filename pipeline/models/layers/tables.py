@@ -38,6 +38,10 @@ class ColumnFeatures(Spec):
     """Factor of the learning rate of w, b, V and c, and of a network's biases and parametric
     activations."""
 
+    def is_one_hot(self, values: int) -> bool:
+        """Return whether a column of categories has fixed features in place of learned vectors."""
+        return values <= max(2, self.one_hot_up_to)
+
 
 @component("layer")
 class TableColumns(ColumnFeatures, LayerSpec):
@@ -64,10 +68,6 @@ class TableColumns(ColumnFeatures, LayerSpec):
             *(number_size for _ in range(self.numbers)),
             *map(self.count_features, self.categories),
         )
-
-    def is_one_hot(self, values: int) -> bool:
-        """Return whether a column of categories has fixed features in place of learned vectors."""
-        return values <= max(2, self.one_hot_up_to)
 
     def count_features(self, values: int) -> int:
         """Return the number of features of a column of categories."""
