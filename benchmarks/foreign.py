@@ -11,6 +11,13 @@ steps of SGD in float32, beside the same of PyTorch's float32 to its float64; th
 processor for the import, and those for the compilation of the step. Draws of dropout are off, since
 they differ. Each network has its own process, forked after the packages are imported, with limits.
 With `--quick`, XLA compiles with optimization level 0.
+
+`--float64` computes three steps of both in float64, and adds the largest difference of the losses
+to the rows of earlier runs, beside the difference that samples moved by 1e-15 make to PyTorch's.
+What rounding causes in float32 vanishes there or is as large, what a rule of an operator causes
+isn't.
+
+    python -m benchmarks.foreign --float64 --quick --rows FILE --networks timm/inception_v3
 """
 
 from __future__ import annotations
@@ -54,6 +61,8 @@ BOUND = 1e-5
 RATE = 1e-3
 STEPS = 3
 BATCH = 4
+MOVE = 1e-15
+"""Standard deviation of the factors of moved samples, less 1: their last digits in float64."""
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA, which compile some networks in half of the time and make slower steps."""
 _DECIDES = "a ReLU or a maximum decides within rounding: benchmarks.foreign_gradients"
@@ -79,6 +88,10 @@ class Comparison:
     logits: float = float("nan")
     losses: float = float("nan")
     torch_losses: float = float("nan")
+    wide_losses: float = float("nan")
+    """The largest relative difference of the losses if both compute in float64."""
+    moved_losses: float = float("nan")
+    """The same of PyTorch's losses in float64 to those with samples moved by `MOVE`."""
     import_s: float = float("nan")
     compile_s: float = float("nan")
     refusal: str = ""
@@ -99,6 +112,7 @@ class Comparison:
             f"{self.logits:.1e}",
             f"{self.losses:.1e}",
             f"{self.torch_losses:.1e}",
+            *("" if np.isnan(x) else f"{x:.1e}" for x in (self.wide_losses, self.moved_losses)),
             f"{self.import_s:.1f}",
             f"{self.compile_s:.1f}",
             self._name_cause(),
@@ -107,6 +121,10 @@ class Comparison:
     def _name_cause(self) -> str:
         if self.refusal or self.is_equal:
             return self.refusal.replace("|", "/")
+        if self.wide_losses <= BOUND:
+            return "rounding: the losses are equal in float64"
+        if self.wide_losses <= 4 * self.moved_losses:
+            return "rounding: in float64, as far as PyTorch's with samples moved by 1e-15"
         if self.losses <= 4 * self.torch_losses:
             return "as far as PyTorch's float32 from its float64"
         return CAUSES.get(f"{self.package}/{self.family}", "unknown")
@@ -129,6 +147,7 @@ def main() -> None:
         "--rows", type=Path, help="file to which rows are added, and whose are kept"
     )
     parser.add_argument("--page", action="store_true", help="only the page of the file of rows")
+    parser.add_argument("--float64", action="store_true", help="both in float64, of known rows")
     parser.add_argument("--quick", action="store_true", help="compile without optimization")
     parser.add_argument("--limit-s", type=int, default=600, help="of a processor, for a network")
     parser.add_argument("--limit-gib", type=int, default=12, help="of memory, for a network")
@@ -137,11 +156,15 @@ def main() -> None:
     limits = Limits(args.limit_s, args.limit_gib << 30)
     names = args.networks.split(",") if args.networks else list_networks(args.seed)
     done = _read_rows(args.rows)
+    if args.float64 and (unknown := [name for name in names if name not in done]):
+        parser.error(f"--float64: {', '.join(unknown)}: must be in the file of --rows")
     missing = [] if args.page else [name for name in names if name not in done or args.networks]
     if missing:
         _import_all()
     for name in missing:
-        done[name] = compare_apart(name, args.seed, limits, QUICK if args.quick else {})
+        options = QUICK if args.quick else {}
+        known = done[name] if args.float64 else None
+        done[name] = compare_apart(name, args.seed, limits, options, known)
         print(" | ".join(done[name].make_row()), flush=True)
         if args.rows is not None:
             with args.rows.open("a") as file:
@@ -177,7 +200,8 @@ def format_page(comparisons: Sequence[Comparison], absent: Sequence[str] = ()) -
     if absent:
         text += f"\nNot compared, {len(absent)} of those drawn: {', '.join(absent)}.\n"
     header = ["network", "variant", "sample", "parameters, M", "nodes", "logits", "losses"]
-    header += ["PyTorch float32 to float64", "import, CPU s", "compile, CPU s", "cause"]
+    header += ["PyTorch float32 to float64", "losses in float64", "moved by 1e-15"]
+    header += ["import, CPU s", "compile, CPU s", "cause"]
     return f"{text}\n{table(header, [row.make_row() for row in comparisons])}"
 
 
@@ -189,15 +213,21 @@ def _import_all() -> None:
 
 
 def compare_apart(
-    name: str, seed: int, limits: Limits, options: Mapping[str, Any] = MappingProxyType({})
+    name: str,
+    seed: int,
+    limits: Limits,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    known: Comparison | None = None,
 ) -> Comparison:
     """Compare an imported network with PyTorch's in a forked process.
 
-    A network whose process reaches a limit is refused. `options` are XLA's for the step.
+    A network whose process reaches a limit is refused. `options` are XLA's for the step. Of a
+    comparison that is `known` the losses in float64 are computed.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_comparison, args=(sender, name, seed, limits, options))
+    arguments = (sender, name, seed, limits, options, known)
+    process = context.Process(target=_send_comparison, args=arguments)
     with warnings.catch_warnings():
         # JAX has no threads before its first array.
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
@@ -216,11 +246,19 @@ def compare_apart(
 
 
 def _send_comparison(
-    sender: Connection, name: str, seed: int, limits: Limits, options: Mapping[str, Any]
+    sender: Connection,
+    name: str,
+    seed: int,
+    limits: Limits,
+    options: Mapping[str, Any],
+    known: Comparison | None,
 ) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s))
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
-    sender.send(compare(name, seed, options))
+    if known is None:
+        sender.send(compare(name, seed, options))
+    else:
+        sender.send(compare_in_float64(known, seed, options))
 
 
 def compare(name: str, seed: int, options: Mapping[str, Any] = MappingProxyType({})) -> Comparison:
@@ -278,6 +316,44 @@ def _compare(network: ForeignNetwork, options: Mapping[str, Any]) -> Comparison:
         import_s=import_s,
         compile_s=compile_s,
     )
+
+
+def compare_in_float64(
+    known: Comparison, seed: int, options: Mapping[str, Any] = MappingProxyType({})
+) -> Comparison:
+    """Return a comparison with the differences of losses in float64.
+
+    The process computes in float64 from here on.
+    """
+    jax.config.update("jax_enable_x64", True)
+    # Operators name float32 for sums, which must be as wide as the rest.
+    jnp.float32 = jnp.float64
+    package = next(package for package in COUNTS if package == known.package)
+    network = make_network(package, known.family, seed)
+    graph = export_module(network.module, network.shape, origin=network.family, dtype=network.dtype)
+    variables = jax.tree.map(lambda x: np.asarray(x, np.float64), initial_variables_of(graph))
+    batches = list(network.draw_batches(STEPS, BATCH))
+    if network.dtype != "int64":
+        batches = [(x.astype(np.float64), labels) for x, labels in batches]
+    losses, _ = train_jax(TorchNetwork(graph, "float64"), variables, batches, options)
+    random = np.random.default_rng(0)
+    moved = [(_move(x, random), labels) for x, labels in batches]
+    expected, of_moved = (
+        train_torch(
+            replace(network, module=copy.deepcopy(network.module).double()), each, torch.float64
+        )
+        for each in (batches, moved)
+    )
+    return replace(
+        known,
+        wide_losses=_find_largest(losses, expected),
+        moved_losses=_find_largest(of_moved, expected),
+    )
+
+
+def _move(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return samples that are moved by `MOVE` of their values; tokens as they are."""
+    return x if x.dtype == np.int64 else x * (1 + MOVE * random.normal(size=x.shape))
 
 
 def _find_largest(losses: Sequence[float], expected: Sequence[float]) -> float:

@@ -170,15 +170,20 @@ def make_network(package: Package, family: str, seed: int) -> ForeignNetwork:
     """Make a small network of a family, without random draws in training."""
     make = _make_timm if package == "timm" else _make_transformers
     network = make(family, seed)
-    for layer in network.module.modules():
-        for name in ("p", "drop_prob", "drop_path", "layerdrop"):
-            if isinstance(getattr(layer, name, None), float):
-                setattr(layer, name, 0.0)
+    stop_draws(network.module)
     for parameter in network.module.parameters():
         # A head that starts at zero has logits of zero.
         if parameter.ndim > 1 and not parameter.any():
             nn.init.normal_(parameter.data, std=0.05)
     return network
+
+
+def stop_draws(module: nn.Module) -> None:
+    """Set the rates of dropout and of its like to 0, of layers and of calls within a forward."""
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if isinstance(value, float) and (name == "p" or "drop" in name):
+                setattr(layer, name, 0.0)
 
 
 def import_foreign(package: Package) -> Any:

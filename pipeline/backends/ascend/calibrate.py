@@ -62,6 +62,8 @@ DEFAULTS: Mapping[str, str] = {
     "framework": "MindSpore",
 }
 """Columns that a table may lack, as in published.csv, and their values then."""
+FRAMEWORKS = ("MindSpore", "PyTorch", "TensorFlow")
+"""First words of `framework`, before a version; the ops of each have their own launches."""
 WITHOUT_UNIT = ("ms", "step", "time", "step_time", "seconds", "s", "us")
 """Names of a column of times that don't say both what is timed and in which unit."""
 
@@ -204,6 +206,11 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
             "calibrated with --chip, in a table of their own"
         )
     values = {name: cells.get(name) or default for name, default in DEFAULTS.items()}
+    if values["framework"].partition(" ")[0] not in FRAMEWORKS:
+        raise MeasuredStepsError(
+            f"{place}: framework = {show(values['framework'])}: must be one of "
+            f"{', '.join(FRAMEWORKS)}, with its version behind it or without"
+        )
     values |= {
         "id": str(number),
         "model": cells["model"],

@@ -1,6 +1,6 @@
 """Compare published with modelled steps: `python -m pipeline.backends.ascend.validate`.
 
-    python -m pipeline.backends.ascend.validate --row MS0042     # the kernels of a row by class
+    python -m pipeline.backends.ascend.validate --row F001       # a row's kernels, and its memory
     python -m pipeline.backends.ascend.validate FILE --chip atlas_a2
     python -m pipeline.backends.ascend.validate --count          # rows by class; prices none
     python -m pipeline.backends.ascend.validate --plot coverage.svg
@@ -34,6 +34,7 @@ from pipeline.backends.ascend.cost.efficiency import (
     load_calibration,
     load_populations,
 )
+from pipeline.backends.ascend.memory.memory_plan import GIB
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.ascend.published.scores import (
     COLUMNS,
@@ -55,13 +56,17 @@ from pipeline.backends.ascend.published.workloads import (
     PUBLISHED,
     SEALED,
     Published,
+    configure_row,
     load_left_out,
     load_published_steps,
+    open_row,
     price_row,
 )
 from pipeline.core.errors import PipelineError, RunError, UsageError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 
+OPEN_TABLES = (PUBLISHED, DESCRIBED, DESCRIBED_LATER)
+"""Tables whose rows may be seen."""
 HARD_FAMILIES = {
     "depthwise networks, graph and eager": ("mobilenet", "efficientnet", "shufflenet"),
     "vision transformers, graph and eager": ("transformer",),
@@ -284,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "file", nargs="?", type=Path, help="your own steps, in the form of published.csv"
     )
-    parser.add_argument("--row", metavar="ID", help="print only this row's kernels, by class")
+    parser.add_argument("--row", metavar="ID", help="print only this row's kernels and memory")
     parser.add_argument("--chip", default="ascend910", help="the chip of the file's steps")
     parser.add_argument(
         "--count", action="store_true", help="print how many rows have which class; price none"
@@ -324,7 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scores = score_sealed(today=date.today(), commit=_read_commit(), jobs=options.jobs)
             _print_scores(scores)
         elif options.row is not None:
-            print("\n".join(describe_row(options.row, file or PUBLISHED)))
+            files = OPEN_TABLES if file is None else (file,)
+            print("\n".join(describe_row(options.row, files, options.chip)))
         elif file is None:
             _print_published(options.plot)
         else:
@@ -357,16 +363,20 @@ def _check_plot(options: Namespace) -> None:
         raise RunError(f"--plot {options.plot}: can't be written; must be a file's path")
 
 
-def describe_row(row_id: str, file: Path) -> Iterator[str]:
-    """Yield lines with the times of a row's kernels by class, with the package's calibration.
+def describe_row(row_id: str, files: Sequence[Path], chip: str) -> Iterator[str]:
+    """Yield lines with the times of a row's kernels by class, with the package's calibration, and
+    with its memory.
 
-    Raises RunError if the file doesn't have the row.
+    Raises RunError if no file has the row, ChipError for an unknown chip.
     """
-    rows = {row.id: row for row in load_published_steps(file)}
+    rows = {row.id: row for file in files for row in load_published_steps(file)}
     if row_id not in rows:
-        raise RunError(f"--row {row_id}: must be a row of {file.name}: {', '.join(rows)}")
+        names = ", ".join(file.name for file in files)
+        raise RunError(f"--row {row_id}: must be a row of {names}: {', '.join(rows)}")
     row = rows[row_id]
-    step = price_row(row, load_calibration())
+    config = configure_row(row)
+    pricing = open_row(row, load_calibration(), chipset(chip))
+    step = pricing.price_step(config)
     kernels: Counter[str] = Counter()
     class_ms: dict[str, float] = {}
     for cost in step.tasks:
@@ -376,6 +386,12 @@ def describe_row(row_id: str, file: Path) -> Iterator[str]:
     yield f"{row.id} {row.model}: published {row.ms:.2f} ms, modelled {step.step_ms:.2f}"
     for name, ms in sorted(class_ms.items(), key=lambda entry: -entry[1]):
         yield f"  {name:22} {ms:9.2f} ms in {kernels[name]} kernels"
+    memory = pricing.plan_memory(config)
+    pools = ", ".join(
+        f"{name} {pool.used_bytes / GIB:.1f} of {pool.limit_bytes / GIB:.0f}"
+        for name, pool in memory.pools.items()
+    )
+    yield f"memory: {memory.verdict}; in GiB: {pools}"
 
 
 def _print_published(plot: Path | None) -> None:

@@ -106,6 +106,10 @@ def test_spread_of_few_steps_is_near_that_of_community_code() -> None:
         ),
         (f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,,ascend910\n", "step 3: lacks step_ms"),
         (
+            f"{HEAD},framework\n{STEP},PyTorch 2.1\n{SECOND},\n{STEP},pytorch 2.1\n",
+            "step 3: framework = pytorch 2.1: must be one of MindSpore, PyTorch, TensorFlow, with",
+        ),
+        (
             f"{HEAD}\n{STEP}\n{STEP}\nlenet5,32,-2,ascend910\n",
             "step_ms = '-2': must be greater than 0",
         ),

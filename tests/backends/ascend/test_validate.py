@@ -94,8 +94,9 @@ def test_invalid_table_of_steps_is_refused(
 @pytest.mark.medium
 def test_kernel_times_by_class_add_up_to_the_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS0081"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
+    head, *lines, memory = capsys.readouterr().out.splitlines()
     assert head.startswith("MS0081 lenet5: published 1.07 ms, modelled ")
+    assert memory.startswith("memory: fits; in GiB: parameters 0.0 of 5, feature maps 0.0 of 26, ")
     row = next(row for row in load_published_steps() if row.id == "MS0081")
     tasks = price_row(row, load_calibration()).tasks
     assert {line.split()[0] for line in lines} == {cost.task.cost_class for cost in tasks}
@@ -106,7 +107,25 @@ def test_kernel_times_by_class_add_up_to_the_row(capsys: pytest.CaptureFixture[s
 def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS9999"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --row MS9999: must be a row of published.csv: ")
+    assert line.startswith(
+        "error: --row MS9999: must be a row of published.csv, described.csv, des"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "memory"),
+    [
+        ("F001", "memory: fits; in GiB: parameters 11.2 of 31, feature maps 12.8 of 20, "),
+        ("F068", "memory: tight; in GiB: parameters 0.2 of 31, feature maps 29.1 of 31, "),
+    ],
+)
+def test_network_that_ran_has_room(
+    row: str, memory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stable Diffusion 1.5 with three images and RCAN with 160 patches ran."""
+    assert main(["--row", row]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(memory)
 
 
 @pytest.mark.slow

@@ -190,14 +190,16 @@ class ChipSpec(Spec):
 
 
 def _refuse_implausible(figure: Figure, info: ValidationInfo) -> Figure:
-    """Refuse fractional counts, and figures so small or large that formulas would overflow."""
+    """Refuse fractional counts, and figures that formulas overflow by or that have another unit."""
     value = figure.value
     name = str(info.field_name)
     if name.endswith(("_count", "_bytes")) and value != int(value):
         raise ValueError(f"{value:g} must be a whole number")
-    limit = MAX_COUNT if name.endswith("_count") else MAX_FIGURE
-    if value and not MIN_FIGURE <= value <= limit:
-        raise ValueError(f"{value:g} must be from {MIN_FIGURE:g} to {limit:g}")
+    bounds = (limits for ending, limits in BOUNDS.items() if name.endswith(ending))
+    low, high = next(bounds, (MIN_FIGURE, MAX_FIGURE))
+    if value and not low <= value <= high:
+        unit = "" if name.endswith("_count") else f" {find_unit(name)}"
+        raise ValueError(f"{value:g} must be from {low:g} to {high:g}{unit}")
     return figure
 
 
@@ -225,8 +227,16 @@ def find_unit(name: str) -> str:
 
 MIN_FIGURE = 1e-6
 MAX_FIGURE = 1e9
-MAX_COUNT = 4096
-"""Bounds of plausible figures, in any unit; real chips are far from them."""
+"""Bounds of plausible figures; real chips are far from them."""
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "_count": (MIN_FIGURE, 4096),
+    "_mhz": (10, 1e5),
+    "_kib": (MIN_FIGURE, 32768),
+    "_mib": (MIN_FIGURE, 4096),
+    "_gib": (MIN_FIGURE, 4096),
+    "_gb_per_s": (MIN_FIGURE, 1e5),
+}
+"""Bounds by the end of a name, which GHz, Hz, and thousands of times smaller units are beyond."""
 FIGURES = tuple(figure.name for figure in fields(Hardware))
 MAY_BE_ZERO = ("_us", "cube_fp32_macs_per_cycle", "other_chip_spread_ratio")
 """Ends of the names of figures that may be zero."""

@@ -360,11 +360,16 @@ def price_row(
     without: frozenset[str] = frozenset(),
 ) -> PricedStep:
     """Return the modelled step of a row. `without` are passes that the compiler skips."""
-    chip = chip or chipset("ascend910")
-    pricing = Pricing(trace_row(row), chip, calibration)
-    if row.op_launch_us is not None:
-        pricing = pricing.with_figures(
-            op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
-        )
     config = configure_row(row)
+    pricing = open_row(row, calibration, chip)
     return pricing.price_step(replace(config, without=config.without | without))
+
+
+def open_row(row: Published, calibration: Calibration, chip: PricedChip | None = None) -> Pricing:
+    """Return the pricing of a row's step, with the time of a launch that the row has."""
+    pricing = Pricing(trace_row(row), chip or chipset("ascend910"), calibration)
+    if row.op_launch_us is None:
+        return pricing
+    return pricing.with_figures(
+        op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
+    )

@@ -193,7 +193,9 @@ class ProgramReader:
             self._read_item(node)
             return
         size_op = f"sym.{getattr(target, '__name__', '')}"
-        if size_op in OPERATORS:
+        # An unknown one of numbers is named with the other unknown operators; nothing reads the
+        # result of a check of a size that depends on the data.
+        if size_op in OPERATORS or getattr(target, "__module__", "") in ("_operator", "math"):
             self._append(node, size_op, node.args, {})
             return
         full_op = str(target)

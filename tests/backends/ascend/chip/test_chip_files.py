@@ -127,9 +127,24 @@ CASES = {
     "infinite": ({"l2_mib": {"value": float("inf")}}, "l2_mib.value = inf: must be a finite"),
     "as good as nothing": (
         {"hbm_gib": {"value": 1e-300}},
-        "hbm_gib: 1e-300 must be from 1e-06 to 1e+09",
+        "hbm_gib: 1e-300 must be from 1e-06 to 4096 GiB",
     ),
-    "without end": ({"l2_mib": {"value": 1e30}}, "l2_mib: 1e+30 must be from 1e-06 to 1e+09"),
+    "without end": (
+        {"op_launch_us": {"value": 1e30}},
+        "op_launch_us: 1e+30 must be from 1e-06 to 1e+09 microseconds",
+    ),
+    "GHz": (
+        {"ai_core_clock_mhz": {"value": 1.8}},
+        "ai_core_clock_mhz: 1.8 must be from 10 to 100000 MHz",
+    ),
+    "Hz": ({"ai_core_clock_mhz": {"value": 1e9}}, "ai_core_clock_mhz: 1e+09 must be from 10 to"),
+    "MiB": ({"hbm_gib": {"value": 32768}}, "hbm_gib: 32768 must be from 1e-06 to 4096 GiB"),
+    "KiB": ({"l2_mib": {"value": 32768}}, "l2_mib: 32768 must be from 1e-06 to 4096 MiB"),
+    "bytes": ({"l0a_kib": {"value": 65536}}, "l0a_kib: 65536 must be from 1e-06 to 32768 KiB"),
+    "MB a second": (
+        {"hbm_sustained_gb_per_s": {"value": 1e6}},
+        "hbm_sustained_gb_per_s: 1e+06 must be from 1e-06 to 100000 10^9 bytes a second",
+    ),
     "cores without end": (
         {"ai_cores_count": {"value": 1e9}},
         "ai_cores_count: 1e+09 must be from 1e-06 to 4096",

@@ -386,6 +386,12 @@ def test_unknown_operator_is_reported_with_its_line() -> None:
     assert "else self.change(self, y)) isn't supported" in message
 
 
+def test_unknown_operators_are_named_beside_one_whose_shape_depends_on_the_data() -> None:
+    message = refused(lambda _, y: torch.special.bessel_j0(y) + torch.nonzero(y).sum())
+    assert message.startswith("operator aten.special_bessel_j0.default of the network (test_export")
+    assert "1 other operator isn't either: aten.nonzero.default of the network (test_ex" in message
+
+
 def test_all_unknown_operators_are_reported_at_once() -> None:
     message = refused(lambda _, y: torch.special.airy_ai(torch.special.bessel_y0(y)))
     assert message.startswith("operator aten.special_bessel_y0.default of the network (test_export")
