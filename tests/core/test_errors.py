@@ -88,7 +88,13 @@ def test_closed_pipe_prints_no_error() -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    assert process.returncode == 1
+    assert process.returncode == 141
+
+
+def test_closed_pipe_that_is_not_stdout_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    error = BrokenPipeError(32, "Broken pipe")
+    assert report_errors(lambda: failing(error), debug=False) == 1
+    assert "error: BrokenPipeError: [Errno 32] Broken pipe" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
