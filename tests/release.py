@@ -24,6 +24,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 ANNEX = ROOT / "examples" / "annex"
 VERSIONS = ("3.11", "3.12", "3.13")
 RESOLVED_VERSIONS = (*VERSIONS, "3.14")
+RESOLUTIONS = 8
+"""Resolutions at once: each waits for answers of the index most of its time."""
 WORKFLOWS = ROOT / ".github" / "workflows"
 SCHEMA = "vendor.github-workflows"
 LINT = """
@@ -91,9 +94,14 @@ def check_release(folder: Path, versions: Sequence[str]) -> Iterator[str]:
 def check_extras(versions: Sequence[str]) -> Iterator[str]:
     """Resolve each extra for each version of Python; yield its problem, or "" if there is none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    for version in versions:
-        for extra in sorted(project["optional-dependencies"]):
-            yield report(f"Python {version}: extra {extra}", resolve(version, extra))
+    with ThreadPoolExecutor(RESOLUTIONS) as pool:
+        resolved = [
+            (f"Python {version}: extra {extra}", pool.submit(resolve, version, extra))
+            for version in versions
+            for extra in sorted(project["optional-dependencies"])
+        ]
+        for what, problem in resolved:
+            yield report(what, problem.result())
 
 
 def check_workflows(folder: Path, node_modules: Path | None) -> Iterator[str]:
