@@ -205,6 +205,11 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
         status = get_exit_status(error)
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # rich has redirected stdout to the null device, and would end the process with 1.
+        return READER_LEFT
     except Exception as error:
         if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
             redirect_to_null(sys.stdout)
