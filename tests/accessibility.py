@@ -51,7 +51,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "better", *SMALL, "--pairs", "6", "--out", "better.html", "--", "train.optimizer.lr=0.01",
     ),
     "arena/arena.html": (
-        "arena", *SMALL, "--optimizers", "momentum,adamw", "--trials", "2", "--seeds", "2",
+        "arena", *SMALL, "--optimizers", "momentum,adamw", "--trials", "2", "--seeds", "6",
         "--out", "arena",
     ),
     "priced/timeline.html": (

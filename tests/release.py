@@ -24,6 +24,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,15 @@ ROOT = Path(__file__).parents[1]
 ANNEX = ROOT / "examples" / "annex"
 VERSIONS = ("3.11", "3.12", "3.13")
 RESOLVED_VERSIONS = (*VERSIONS, "3.14")
+RESOLUTIONS = 4
+"""Resolutions at once: each waits for answers of the index most of its time."""
+FRESH = """
+[[index]]
+url = "https://pypi.org/simple"
+default = true
+cache-control = { api = "max-age=3600", files = "max-age=3600" }
+"""
+"""Configuration of uv: an answer of the index serves all resolutions. UV_DEFAULT_INDEX prevails."""
 WORKFLOWS = ROOT / ".github" / "workflows"
 SCHEMA = "vendor.github-workflows"
 LINT = """
@@ -91,9 +101,16 @@ def check_release(folder: Path, versions: Sequence[str]) -> Iterator[str]:
 def check_extras(versions: Sequence[str]) -> Iterator[str]:
     """Resolve each extra for each version of Python; yield its problem, or "" if there is none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    for version in versions:
-        for extra in sorted(project["optional-dependencies"]):
-            yield report(f"Python {version}: extra {extra}", resolve(version, extra))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(RESOLUTIONS) as pool:
+        settings = Path(folder) / "uv.toml"
+        settings.write_text(FRESH, "utf-8")
+        resolved = [
+            (f"Python {version}: extra {extra}", pool.submit(resolve, version, extra, settings))
+            for version in versions
+            for extra in sorted(project["optional-dependencies"])
+        ]
+        for what, problem in resolved:
+            yield report(what, problem.result())
 
 
 def check_workflows(folder: Path, node_modules: Path | None) -> Iterator[str]:
@@ -116,10 +133,14 @@ def check_workflows(folder: Path, node_modules: Path | None) -> Iterator[str]:
     )
 
 
-def resolve(version: str, extra: str) -> str:
-    """Resolve the requirements of an extra, without an installation; return the problem, or ""."""
-    options: list[str | Path] = ["--quiet", "--python-version", version, "--extra", extra]
-    return call(["uv", "pip", "compile", *options, ROOT / "pyproject.toml"], ROOT)
+def resolve(version: str, extra: str, settings: Path) -> str:
+    """Resolve the requirements of an extra, without an installation; return the problem, or "".
+
+    `settings` is a file of uv's configuration.
+    """
+    options = ["--quiet", "--python-version", version, "--extra", extra]
+    uv: list[str | Path] = ["uv", "pip", "compile", "--config-file", settings]
+    return call([*uv, *options, ROOT / "pyproject.toml"], ROOT)
 
 
 def build(folder: Path) -> dict[str, str]:

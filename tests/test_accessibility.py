@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.accessibility import list_pages, main
+from pipeline.cli.commands.root import ROOT
+from tests.accessibility import PAGES, list_pages, main
 
 AXE = """
 var axe = {run: async () => ({violations: document.querySelector("img:not([alt])") ? [
@@ -39,6 +40,13 @@ def test_pages_are_those_of_a_file_or_a_folder(tmp_path: Path) -> None:
         page.write_text("<p>")
     assert list_pages(first) == (tmp_path, [first])
     assert list_pages(tmp_path) == (tmp_path, [first, second])
+
+
+def test_arguments_of_commands_that_write_pages_are_valid() -> None:
+    named = [words for words in PAGES.values() if words[0] in ROOT.commands]
+    assert len(named) > 5
+    for name, *arguments in named:
+        ROOT.commands[name].make_context(name, arguments)
 
 
 @pytest.mark.slow

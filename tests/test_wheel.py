@@ -155,7 +155,8 @@ def test_changelog_of_the_release_is_short() -> None:
 def test_each_extra_is_resolved_for_each_version(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved: list[tuple[str, str]] = []
 
-    def resolve(version: str, extra: str) -> str:
+    def resolve(version: str, extra: str, settings: Path) -> str:
+        assert "max-age" in settings.read_text()
         resolved.append((version, extra))
         return "no such package" if (version, extra) == ("3.14", "torch") else ""
 

@@ -22,6 +22,7 @@ from benchmarks.gallery import (
     run_commands,
     write_picture,
 )
+from pipeline.cli.commands.root import ROOT
 from pipeline.config.compose import compose_and_check
 from pipeline.core.pages.page import Charts, Drawing, Page, Section, write_page
 
@@ -62,6 +63,14 @@ def test_recipes_of_the_commands_are_valid() -> None:
         keys = [word for word in words if "=" in word and not word.startswith("hydra.")]
         if keys:
             compose_and_check([key if "[" in key else key.partition(",")[0] for key in keys])
+
+
+def test_arguments_of_the_commands_are_valid() -> None:
+    lines = [shlex.split(command) for result in RESULTS for command in result.commands]
+    named = [words for words in lines if words[0] in ROOT.commands]
+    assert len(named) > 5
+    for name, *arguments in named:
+        ROOT.commands[name].make_context(name, arguments)
 
 
 def test_drawing_of_a_page_becomes_a_file(tmp_path: Path) -> None:

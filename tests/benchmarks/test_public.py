@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -217,3 +220,17 @@ def test_unknown_board_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         door.main(["imagenet"])
     assert stopped.value.code == 2
     assert "mnist1d|ucr|tables|optimizers|cifar" in capsys.readouterr().err
+
+
+def test_table_whose_reader_leaves_prints_no_error() -> None:
+    """As in `python -m benchmarks.public tables --show | head -1`."""
+    script = (
+        "import runpy, sys; from benchmarks.public import __main__ as door\n"
+        "runpy.run_module = lambda *arguments, **options: print('x')\n"
+        "sys.exit(door.main(['tables']))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        ended = subprocess.run([sys.executable, "-c", script], stdout=pipe, stderr=subprocess.PIPE)
+    assert (ended.returncode, ended.stderr) == (141, b"")

@@ -72,12 +72,14 @@ def test_recipe_error_has_its_problems() -> None:
     assert str(error) == "the recipe has 2 problems:\n  a = 1: wrong\n  b = 2: wrong"
 
 
-def test_closed_pipe_prints_no_error() -> None:
+@pytest.mark.parametrize("printer", ["print", "Console().print"])
+def test_closed_pipe_prints_no_error(printer: str) -> None:
     """As in `python -m pipeline --help | head -1`."""
     script = (
         "import sys; from pipeline.core.errors import report_errors\n"
+        "from rich.console import Console\n"
         "def talk():\n"
-        "    while True: print('x' * 1000)\n"
+        f"    while True: {printer}('x' * 1000)\n"
         "sys.exit(report_errors(talk, debug=False))"
     )
     with subprocess.Popen(
@@ -88,7 +90,13 @@ def test_closed_pipe_prints_no_error() -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    assert process.returncode == 1
+    assert process.returncode == 141
+
+
+def test_closed_pipe_that_is_not_stdout_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    error = BrokenPipeError(32, "Broken pipe")
+    assert report_errors(lambda: failing(error), debug=False) == 1
+    assert "error: BrokenPipeError: [Errno 32] Broken pipe" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -107,3 +115,8 @@ def test_requested_exit_is_not_a_failure() -> None:
 def test_omitted_lines_are_counted() -> None:
     assert limit_lines(["a", "b"], 2) == ["a", "b"]
     assert limit_lines([str(n) for n in range(1003)], 1) == ["0", "1,002 more"]
+
+
+def test_exit_of_a_command_is_left_alone() -> None:
+    with pytest.raises(SystemExit, match="3"):
+        report_errors(lambda: sys.exit(3), debug=False)
