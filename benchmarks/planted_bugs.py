@@ -9,7 +9,8 @@ the other op, which alone needs pairs, or another sink size, feed, size of evalu
 events in between. There an expectation that isn't met is a false alarm. Runs are those of this
 process: single ones by `pipeline.run`, pairs by one program for each side, as in a sweep with
 `hydra.sweeper.vectorize=true`. The command trains as many runs, in processes of a few runs each.
-With `--minutes`, no test begins later.
+With `--minutes`, no test begins later; with `--first`, the clean sides before that number are left
+out, which another command has judged.
 """
 
 from __future__ import annotations
@@ -257,10 +258,10 @@ def judge_bugs(folder: Path, count: int, seed: int, end: float) -> tuple[Counts,
     return counts, rows
 
 
-def judge_clean_sides(folder: Path, count: int, seed: int, end: float) -> Counts:
+def judge_clean_sides(folder: Path, numbers: Sequence[int], seed: int, end: float) -> Counts:
     """Return the counts of clean sides by their harmless change, until the time `end`."""
     counts = Counts()
-    for number in range(count):
+    for number in numbers:
         if time.perf_counter() > end:
             break
         kind, changed = draw_harmless_keys(np.random.default_rng((seed, 1, number)))
@@ -271,11 +272,18 @@ def judge_clean_sides(folder: Path, count: int, seed: int, end: float) -> Counts
     return counts
 
 
+def _describe_bugs(bugs: Counts) -> str:
+    times = bugs.seconds or [0.0]
+    text = f"took {np.median(times):.0f} s (median), at most {max(times):.0f} s."
+    return f"Found: {bugs} bugs. A test with a bug {text}"
+
+
 def main() -> None:
     """Plant bugs, count what is found and what is a false alarm."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bugs", type=int, default=60)
     parser.add_argument("--clean", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="the first of the clean sides")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=math.inf)
     add_save(parser, "planted_bugs.md")
@@ -285,20 +293,21 @@ def main() -> None:
         folder = Path(scratch)
         write_data(folder)
         bugs, rows = judge_bugs(folder, options.bugs, options.seed, end)
-        clean = judge_clean_sides(folder, options.clean, options.seed, end)
+        numbers = range(options.first, options.clean)
+        clean = judge_clean_sides(folder, numbers, options.seed, end)
     command = f"python -m benchmarks.planted_bugs --bugs {options.bugs} --clean {options.clean}"
-    times = bugs.seconds or [0.0]
+    command += f" --first {options.first}" if options.first else ""
+    alarms = f"False alarms: {clean} clean sides."
     parts = [
         heading("Planted bugs", f"{command} --seed {options.seed}", PACKAGES),
-        f"Found: {bugs} bugs. False alarms: {clean} clean sides. "
-        f"A test with a bug took {np.median(times):.0f} s (median), at most {max(times):.0f} s.\n",
+        f"{_describe_bugs(bugs)} {alarms}\n" if options.bugs else f"{alarms}\n",
         table(
             ["harmless change", "clean sides", "false alarms"],
             [[kind, str(n), str(clean.not_met[kind])] for kind, n in sorted(clean.tests.items())],
         ),
-        "",
-        table(["bug", "", "figures"], rows),
     ]
+    if rows:
+        parts += ["", table(["bug", "", "figures"], rows)]
     publish("\n".join(parts), options.save)
 
 

@@ -75,10 +75,36 @@ HOST_ONLY: Mapping[str, str] = {
     "monitor.log_level": "which messages are shown, and a tiny run has none",
 }
 """Keys or sections whose change a run of a moment doesn't show, and why."""
+_DUMPS, _STOPS, _SAVES, _LOADS = (
+    ("dump.steps=3",),
+    ("monitor.early_stop.metric=loss", "eval.every_steps=2", "monitor.early_stop.patience=1"),
+    ("checkpoint.every_steps=null",),
+    ("checkpoint.restore=WEIGHTS",),
+)
+PARTNERS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "checkpoint.every_epochs": (_SAVES, "1"),
+    "checkpoint.every_seconds": (_SAVES, "0.0001"),
+    "checkpoint.optimizer": (("checkpoint.prefix=net",), "true"),
+    "checkpoint.partial": ((*_LOADS, "model.hidden=[12]"), "true"),
+    "checkpoint.renames": (_LOADS, "[{match: another, to: dense_0}]"),
+    "checkpoint.rules": (_LOADS, "torch"),
+    "dump.content": (_DUMPS, "statistics"),
+    "dump.layers": (_DUMPS, "[dense_0]"),
+    "dump.what": (_DUMPS, "input"),
+    "model.init.conv": (("model=lenet5",), "zeros"),
+    "monitor.early_stop.min_delta": (_STOPS, "1000"),
+    "monitor.early_stop.patience": ((*_STOPS, "monitor.early_stop.min_delta=1000"), "3"),
+    "monitor.log_level": (("schedule=constant", "train.schedule.warmup_steps=500"), "error"),
+}
+"""Keys whose change shows together with other keys: those keys, and a value; WEIGHTS is a run."""
 UNTRIED = "untried: no other value is known for its type"
 COPIES = {"Chip": "Hardware"}
 """Classes whose fields are copied, by name, to those of another class."""
 TIMES = re.compile(r"\d[\d,.:e+-]*")
+STAMPS = re.compile(r"\d{13,}")
+"""Times in names of files."""
+SIZED = (".ckpt", ".npy")
+"""Endings of files that are of the same size in each run of a recipe."""
 
 
 def list_specs() -> set[type[Spec]]:
@@ -233,8 +259,9 @@ def observe(recipe: Recipe) -> dict[str, Any]:
                 run(recipe, run_dir)
         except PipelineError as error:
             return {"error": TIMES.sub("#", str(error))}
-        files = sorted(str(file.relative_to(run_dir)) for file in run_dir.rglob("*"))
-        seen: dict[str, Any] = {"files": [re.sub(r"tfevents\..*", "", name) for name in files]}
+        sizes = {str(file.relative_to(run_dir)): _read_size(file) for file in run_dir.rglob("*")}
+        named = [f"{STAMPS.sub('#', name)} {size}".strip() for name, size in sizes.items()]
+        seen: dict[str, Any] = {"files": sorted(re.sub(r"tfevents\..*", "", n) for n in named)}
         for name in ("metrics.jsonl", "evals.jsonl"):
             file = run_dir / name
             seen[name] = file.read_text() if file.exists() else None
@@ -243,11 +270,17 @@ def observe(recipe: Recipe) -> dict[str, Any]:
             summary.pop(part, None)
         seen["summary"] = summary
         lines = output.getvalue().replace(str(run_dir), "RUN_DIR").splitlines()
-        seen["lines"] = sorted({TIMES.sub("#", line) for line in lines})
+        # A part that takes long says so.
+        steady = (line for line in lines if not line.startswith("busy"))
+        seen["lines"] = sorted({TIMES.sub("#", line) for line in steady})
         seen["events"] = sorted(
             size for file in run_dir.glob("events*") for size in _list_sizes(file.read_bytes())
         )
     return seen
+
+
+def _read_size(file: Path) -> str:
+    return str(file.stat().st_size) if file.name.endswith(SIZED) else ""
 
 
 def _list_sizes(events: bytes) -> Iterator[int]:

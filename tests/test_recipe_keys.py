@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import load_recipe
+from pipeline import load_recipe, run
 from pipeline.config.recipe import Recipe
 from pipeline.core import registry
 from pipeline.core.registry import component
@@ -20,6 +20,7 @@ from tests import recipe_keys
 from tests.conftest import MLP, TINY
 from tests.recipe_keys import (
     HOST_ONLY,
+    PARTNERS,
     describe_host_only,
     explain_key,
     list_keys,
@@ -44,6 +45,8 @@ BASES: Mapping[str, tuple[str, ...]] = {
 """Small recipes whose keys are changed."""
 SECTIONS = ("seed", "dataset", "model", "train", "checkpoint", "eval")
 """Sections whose keys are drawn; `python -m tests.recipe_keys` changes those of all."""
+CERTAIN = ("error", "files", "lines", "metrics.jsonl", "evals.jsonl")
+"""Parts of what is seen of a run."""
 NUM_KEYS = 25
 """Keys that are drawn."""
 
@@ -98,6 +101,30 @@ def test_recipe_is_seen_the_same_twice(cache: Path, name: str) -> None:
     """Else every key would seem to show."""
     recipe, before = see_base(name, cache)
     assert observe(recipe) == before
+
+
+@pytest.fixture(scope="module")
+def weights(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose weights can be loaded."""
+    folder = tmp_path_factory.mktemp("weights") / "run"
+    run(compose_base("momentum", cache), folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTNERS)
+def test_key_shows_with_the_keys_that_it_needs(cache: Path, weights: Path, name: str) -> None:
+    partners, value = PARTNERS[name]
+    keys = [key.replace("WEIGHTS", str(weights)) for key in partners]
+    network = () if "model=lenet5" in keys else MLP
+    keys = [*TINY, *network, *SHORT, *keys, f"cache.root={cache}"]
+    before, after = (
+        observe(load_recipe("lenet5_digits", [*keys, *changed]))
+        for changed in ((), (f"{name}={value}",))
+    )
+    for seen in (before, after):  # Other lines depend on times.
+        seen["lines"] = [line for line in seen.get("lines", []) if line.startswith("warning")]
+    assert any(before.get(part) != after.get(part) for part in CERTAIN)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import list_event_periods, resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import convert_write_errors
+from pipeline.core.files.name_text import find_nearest, show_name
 from pipeline.core.host.measured_time import LoadWatch
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.columns import count_split_bytes
@@ -253,6 +254,8 @@ class RunProfiler:
             events = self.executable.traced
             cache_dir = cache_root(recipe.cache)
             profile, operations = profile_with_peaks(run, events, backend.device, cache_dir)
+            for problem in list_unknown_points(recipe.profile, operations.operations):
+                self._reporter.warn(problem)
             evidence = self._collect_evidence(run, profile, state)
             verdict = decide(evidence)
             if self._ranks.size == 1:
@@ -365,6 +368,18 @@ class RunProfiler:
         self.executable.evaluate(state, 0, 1)
         evaluation_ms = 1000 * time_evaluation(self.executable, state, batches)
         return EventCost(evaluation_ms * count / total, count)
+
+
+def list_unknown_points(spec: ProfileSpec, operators: Collection[str]) -> list[str]:
+    """Return a message for each point of an iteration that isn't among the traced operators."""
+    messages = []
+    for key, name in (("fp_point", spec.fp_point), ("bp_point", spec.bp_point)):
+        if name and name not in operators:
+            guess = find_nearest(name, operators)
+            question = f"did you mean {show_name(guess)}? " if guess else ""
+            problem = f"profile.{key} = {show_name(name)}: the table has no such operator"
+            messages.append(f"{problem}; {question}The point is chosen automatically")
+    return messages
 
 
 def choose_window(

@@ -252,6 +252,15 @@ def test_failing_profile_does_not_end_its_run(
     assert "No space left on device" in (tmp_path / "run.log").read_text()
 
 
+def test_points_that_no_operator_has_are_named(tiny: Compose) -> None:
+    spec = tiny("profile.fp_point=fusion.13", "profile.bp_point=dot.1").profile
+    (message,) = run_profile.list_unknown_points(spec, {"fusion.12", "dot.1"})
+    assert message == (
+        "profile.fp_point = fusion.13: the table has no such operator; did you mean fusion.12? "
+        "The point is chosen automatically"
+    )
+
+
 def test_profile_only_with_resume_is_refused(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match="must be null with profile"):
         run_profile.require_profilable(tiny("profile.mode=only", "train.resume=auto"), "cpu")
