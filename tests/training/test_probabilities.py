@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from pipeline.stages.evaluate import find_probabilities
+from pipeline.training.probabilities import find_probabilities
 
 X = jnp.ones((2, 3))
 
