@@ -30,7 +30,7 @@ class EvalOptions:
     metrics: Sequence[MetricSpec] = ()
     """The metrics of the compiled evaluation besides the standard metrics, in its order."""
     on_train: bool = False
-    """Whether to compute the metrics of training samples too, such as `train_accuracy`."""
+    """Whether to compute the metrics of as many training samples too, such as `train_accuracy`."""
 
 
 def evaluate(
@@ -45,11 +45,11 @@ def evaluate(
 
     `is_stopped` is called before each chunk of batches, and stops the evaluation if it is true.
     `agree` calls a function in the first process and returns its result in all. Raises RunError if
-    not every sample was evaluated once, or if all labels are masked.
+    not every sample was evaluated once, or if all labels of a split are masked.
     """
     metrics = options.metrics
 
-    def add_up(add: Callable[..., EvalSums]) -> EvalSums | None:
+    def add_up(split: str, add: Callable[..., EvalSums]) -> EvalSums | None:
         """Return the sums of `add` over all batches, on the host; None if stopped."""
         size = DispatchSize(options.dispatch_s)
         sums = None
@@ -62,25 +62,26 @@ def evaluate(
             sums = add(state, start, end, sums)
             size.record(end - start, time.perf_counter() - started_at)
             start = end
-        return jax.tree.map(np.asarray, sums)
+        sums = jax.tree.map(np.asarray, sums)
+        if int(sums.samples) != len(dataset.eval):
+            raise RunError(f"evaluated {sums.samples} samples of {len(dataset.eval)}")
+        if int(sums.count) == 0:
+            raise RunError(
+                f"all labels of the {sums.samples} {split} samples are dataset.ignore_index; at "
+                "least one must be another number"
+            )
+        return sums
 
-    sums = add_up(executable.evaluate)
+    sums = add_up("evaluation", executable.evaluate)
     if sums is None:
         return None
-    if int(sums.samples) != len(dataset.eval):
-        raise RunError(f"evaluated {sums.samples} samples of {len(dataset.eval)}")
-    if int(sums.count) == 0:
-        raise RunError(
-            f"all labels of the {sums.samples} evaluation samples are dataset.ignore_index; at "
-            "least one must be another number"
-        )
-    counts = None if sums.classes is None else sums.classes.confusion
-    confusion = None if counts is None else np.asarray(counts)
     values = summarize(sums, dataset.classes, metrics)
     if options.on_train:
-        train_sums = add_up(partial(executable.evaluate, on_train=True))
+        train_sums = add_up("training", partial(executable.evaluate, on_train=True))
         if train_sums is None:
             return None
         train_values = Evaluation(summarize(train_sums, dataset.classes, metrics), None).scalars()
         values |= {f"{TRAINED}{name}": value for name, value in train_values.items()}
+    counts = None if sums.classes is None else sums.classes.confusion
+    confusion = None if counts is None else np.asarray(counts)
     return Evaluation(values, confusion, dataset.label_unit)
