@@ -156,11 +156,10 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         traced, (logits, variables) = _trace_network(step_config, seed)
-    loss = recipe.train.loss
-    if traced and loss.reads_logits and (ending := find_probabilities(traced.jaxpr)):
+    if traced and recipe.train.loss.reads_logits and (ending := find_probabilities(traced)):
         reporter.warn(
-            f"model {recipe.model.name}: ends in {ending}, and train.loss = {loss.name} reads "
-            "outputs as logits; end in the values before it"
+            f"model {recipe.model.name}: ends in {ending}, and train.loss = "
+            f"{recipe.train.loss.name} reads outputs as logits; end in the values before it"
         )
     step_config = fit_metrics(recipe, dataset, step_config, logits.shape[1:])
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)

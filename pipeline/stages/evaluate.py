@@ -47,7 +47,6 @@ def evaluate(
     `agree` calls a function in the first process and returns its result in all. Raises RunError if
     not every sample was evaluated once, or if all labels of a split are masked.
     """
-    metrics = options.metrics
 
     def add_up(split: str, add: Callable[..., EvalSums]) -> EvalSums | None:
         """Return the sums of `add` over all batches, on the host; None if stopped."""
@@ -75,13 +74,14 @@ def evaluate(
     sums = add_up("evaluation", executable.evaluate)
     if sums is None:
         return None
-    values = summarize(sums, dataset.classes, metrics)
+    values = summarize(sums, dataset.classes, options.metrics)
     if options.on_train:
         train_sums = add_up("training", partial(executable.evaluate, on_train=True))
         if train_sums is None:
             return None
-        train_values = Evaluation(summarize(train_sums, dataset.classes, metrics), None).scalars()
-        values |= {f"{TRAINED}{name}": value for name, value in train_values.items()}
+        train_values = summarize(train_sums, dataset.classes, options.metrics)
+        scalars = Evaluation(train_values, None).scalars()
+        values |= {f"{TRAINED}{name}": value for name, value in scalars.items()}
     counts = None if sums.classes is None else sums.classes.confusion
     confusion = None if counts is None else np.asarray(counts)
     return Evaluation(values, confusion, dataset.label_unit)

@@ -71,4 +71,4 @@ def other_pair(x: Any) -> Any:
     ],
 )
 def test_last_activation_is_recognised(function: Callable[..., Any], expected: str | None) -> None:
-    assert find_probabilities(jax.make_jaxpr(function)(X).jaxpr) == expected
+    assert find_probabilities(jax.make_jaxpr(function)(X)) == expected

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PositiveInt
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PositiveInt
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 
 MIN_SCALE = 2.0**-126
 """The least normal number in float32. Smaller scales are computed as 0."""
-
-
-def _require_normal(scale: float) -> float:
-    if scale < MIN_SCALE:
-        raise ValueError(f"{scale} must be at least {MIN_SCALE}")
-    return scale
 
 
 class LossScaleSpec(Spec):
@@ -90,7 +84,7 @@ class Fixed(LossScaling):
     """
 
     name: Literal["fixed"] = "fixed"
-    scale: Annotated[float, Field(gt=0), AfterValidator(_require_normal)] = 128.0
+    scale: Annotated[float, Field(ge=MIN_SCALE)] = 128.0
     drop_overflow_update: bool = True
 
     @property
@@ -127,9 +121,8 @@ class Dynamic(LossScaling):
         good_steps = jnp.where(overflow, 0, good_steps + 1)
         grows = good_steps == self.window
         lower = jnp.maximum(scale * (1 / factor), 1.0)  # MindSpore multiplies by the reciprocal.
-        higher = scale * factor
         # An infinite scale would never fall again.
-        higher = jnp.where(grows & jnp.isfinite(higher), higher, scale)
+        higher = jnp.where(grows & jnp.isfinite(scale * factor), scale * factor, scale)
         scale = jnp.where(overflow, lower, higher)
         return scale, jnp.where(grows, 0, good_steps)
 
@@ -152,8 +145,8 @@ def _convert_number(value: Any) -> Any:
     """Return a number as a fixed scale with `drop_overflow_update: false`, other values as they
     are."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{value} must be a finite number above 0")
+        if not MIN_SCALE <= value < float("inf"):
+            raise ValueError(f"{value} must be a finite number from {MIN_SCALE:.4g}")
         return {"name": "fixed", "scale": value, "drop_overflow_update": False}
     return value
 

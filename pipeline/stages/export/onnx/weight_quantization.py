@@ -54,7 +54,7 @@ def quantize_weights(content: bytes, kind: WeightType) -> bytes:
             numpy_helper.from_array(numbers.astype(_DTYPES[kind]), names[0]),
             numpy_helper.from_array(scales, names[1]),
         ]
-        settings = {"axis": axis}
+        settings: dict[str, Any] = {"axis": axis}
         if block is not None:
             settings = {"axis": 1 - axis, "block_size": block}
         nodes.append(helper.make_node("DequantizeLinear", names, [tensor.name], **settings))
