@@ -30,8 +30,8 @@ from benchmarks.better import TINY, SeededRuns, prepare_runs
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline.study.arena.arena_page import RESULTS
 from pipeline.study.arena.contest import (
+    DECADES_EACH_SIDE,
     FOLD,
-    HALF_DECADES,
     RATE,
     SHIPPED,
     SearchRange,
@@ -85,7 +85,7 @@ def count_equal_sides(comparisons: int, pairs: int) -> dict[str, Counter[Verdict
 
 def list_factors(trials: int, shift: float) -> list[float]:
     """Return the multiples of the recipe's rate of an arena's trials, moved by `shift` decades."""
-    space = SearchRange(RATE, 10 ** (shift - HALF_DECADES), 10 ** (shift + HALF_DECADES))
+    space = SearchRange(RATE, 10 ** (shift - DECADES_EACH_SIDE), 10 ** (shift + DECADES_EACH_SIDE))
     return [space.choose(float(place)) for place in draw_places(0, trials, 1)[:, 0]]
 
 

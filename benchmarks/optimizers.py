@@ -34,8 +34,8 @@ TRIALS = 12
 SEEDS = 3
 TEXT = next(workload for workload in SHIPPED if workload.name == "text")
 WORKLOADS = (
-    Workload("lenet5_digits", ("+recipe=lenet5_digits",), 440, "loss", 440),
-    Workload("gpt_text", TEXT.overrides, 200, "loss", 200),
+    Workload("lenet5_digits", ("+recipe=lenet5_digits",), 440, "loss", evaluations=1),
+    Workload("gpt_text", TEXT.overrides, 200, "loss", evaluations=1),
 )
 
 

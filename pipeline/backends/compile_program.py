@@ -38,8 +38,8 @@ from pipeline.core.files.compile_cache import ProgramFiles, find_opened_cache
 from pipeline.core.host.jax_private import (
     ExecutablePickler,
     ExecutableUnpickler,
-    disable_compile_cache,
     is_machine_code,
+    keep_from_cache,
     merge_equal_operations,
     read_machine_code,
 )
@@ -110,7 +110,7 @@ def compile_program(
         is_cacheable = spec.platforms is None and not calls_onednn
         compile_ = partial(lowered.compile, compiler_options=spec.compiler_options)
         reused = False
-        with nullcontext() if is_cacheable else disable_compile_cache():
+        with nullcontext() if is_cacheable else keep_from_cache():
             if calls_onednn:
                 compiled, reused = compile_once(lowered, spec.compiler_options, devices, compile_)
             else:

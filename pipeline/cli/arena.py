@@ -31,8 +31,9 @@ from pipeline.study.arena.contest import (
     SHIPPED,
     Contest,
     Workload,
+    choose_baseline,
     make_custom_workload,
-    parse_search,
+    parse_searches,
     parse_values,
     require_values,
 )
@@ -75,8 +76,8 @@ def _run_arena(overrides: Sequence[str], options: ArenaOptions) -> CommandResult
     for workload in contest.workloads:
         for value in contest.values:
             for numbers in contest.list_trials(workload, value)[:1]:
-                for seed in (contest.tuning_seed, contest.final_seeds[0]):
-                    contest.compose(workload, value, numbers, seed)
+                contest.compose(workload, value, numbers, contest.tuning_seed, is_trial=True)
+                contest.compose(workload, value, numbers, contest.final_seeds[0])
     folder = options.out or create_run_dir("arena")
     with hold_arena(folder, contest) as contest:
         heats = []
@@ -107,15 +108,16 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
         _require_optimizers(values)
     if any(get_key(item) == key for item in overrides):
         raise UsageError([key], "is what arena compares; must not be among the recipe's keys")
+    require_values(key, values)
     return Contest(
         key=key,
         values=values,
-        baseline=require_values(key, values, options.baseline),
+        baseline=choose_baseline(key, values, options.baseline),
         workloads=_choose_workloads(overrides, options),
         trials=options.trials,
-        seeds=options.seeds,
+        num_seeds=options.seeds,
         seed=options.seed,
-        searches=tuple(parse_search(text, key, values) for text in options.search),
+        searches=parse_searches(options.search, key, values),
         tunes_on_fold=options.tune_on == "fold",
     )
 

@@ -31,12 +31,12 @@ def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
     If `sink_size` is auto, a sink is an epoch until its size is chosen. If `end_step` ends the run
     early, its learning rates still follow the steps of `count_total_steps`.
     """
-    sink_steps = _get_sink_steps(train) or steps_per_epoch
+    sink_steps = get_sink_steps(train) or steps_per_epoch
     total = train.end_step or count_total_steps(train, steps_per_epoch)
     return RunSchedule(total, steps_per_epoch, sink_steps if train.sink else None)
 
 
-def _get_sink_steps(train: TrainSpec) -> int | None:
+def get_sink_steps(train: TrainSpec) -> int | None:
     """Return the recipe's `sink_size` in steps; None for an epoch (-1) and for auto."""
     size = train.sink_size
     return size if isinstance(size, int) and size > 0 else None
@@ -51,7 +51,7 @@ def _require_sink_steps(train: TrainSpec) -> int:
             f"{train.sink_size}; set it, as in train.sink_size=100, or read the data "
             f"{train.sink_epochs} times with train.epochs={train.sink_epochs}"
         )
-    return _get_sink_steps(train) or 1
+    return get_sink_steps(train) or 1
 
 
 def count_total_steps(train: TrainSpec, steps_per_epoch: int) -> int:

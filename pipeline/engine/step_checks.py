@@ -27,7 +27,7 @@ from pipeline.backends.graph.replay import (
     is_float,
 )
 from pipeline.core.files.value_text import join_first
-from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.core.host.jax_private import keep_from_cache
 from pipeline.core.host.jaxpr import find_source_line, iterate_equations
 from pipeline.core.host.tree_paths import list_leaf_paths
 from pipeline.models.modules.name_stack import find_layer
@@ -57,7 +57,7 @@ def examine_step(
     is_loss = [path == f"1/{LOSS}" for path in list_leaf_paths(results)]
     loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
     # Without the cache, which would store hundreds of programs of one operation each.
-    with disable_compile_cache():
+    with keep_from_cache():
         (loss,) = Interpreter().evaluate(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
     if loss.origin is None:
         return "one operation at a time the loss is finite"

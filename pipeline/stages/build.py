@@ -49,7 +49,6 @@ from pipeline.stages.build_checks import (
     require_attackable,
     require_pair_inputs,
 )
-from pipeline.stages.evaluate import warn_of_probabilities
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.step_features import (
     NO_INPUTS,
@@ -63,6 +62,7 @@ from pipeline.training.features.freezing import get_freezing, select_phase
 from pipeline.training.losses import TrainingObjective
 from pipeline.training.parallel.parallel_spec import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
+from pipeline.training.probabilities import find_probabilities
 from pipeline.training.state import TrainState, count_bytes, split_params
 from pipeline.training.step import TrainStep, make_train_step
 from pipeline.training.step_config import StepConfig, TracedLowerings
@@ -155,8 +155,11 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         traced, (logits, variables) = _trace_network(step_config, seed)
-    if traced is not None:
-        warn_of_probabilities(recipe, traced.jaxpr, reporter)
+    if traced and recipe.train.loss.reads_logits and (ending := find_probabilities(traced)):
+        reporter.warn(
+            f"model {recipe.model.name}: ends in {ending}, and train.loss = "
+            f"{recipe.train.loss.name} reads outputs as logits; end in the values before it"
+        )
     step_config = fit_metrics(recipe, dataset, step_config, logits.shape[1:])
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)

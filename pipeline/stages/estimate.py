@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pipeline.backends.base import Backend, Estimate, SinkPrice, StepToPrice
 from pipeline.backends.sink_choice import SinkChoice, choose
 from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import get_sink_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
@@ -21,7 +22,7 @@ from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.estimated_step import make_estimated_step
 from pipeline.training.features.curvature import LayerCurvature, group_layers
-from pipeline.training.parallel.devices import count_devices
+from pipeline.training.parallel.devices import count_batch_parts, count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.state import count_bytes
 from pipeline.training.step import compute_gradients, mask_batch
@@ -36,7 +37,7 @@ def estimate_cost(
     folder: RunFolder,
     reporter: Reporter,
 ) -> Estimate | None:
-    """Price the run on the device, report the estimate and write its files.
+    """Price the run on the device and report the estimate. An accepted run writes its files.
 
     Returns None on devices that aren't emulated. Raises RunError if the run doesn't fit the device,
     RecipeError if the device doesn't support it.
@@ -78,10 +79,8 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
     train = recipe.train
     run_schedule = built.run_schedule
     make_batch = partial(shape_batch, dataset.inputs, dataset.train_label)
-    size = train.sink_size
-    sink_steps = size if isinstance(size, int) and size > 0 else run_schedule.steps_per_epoch
 
-    def choose_sink(price: SinkPrice) -> SinkChoice:
+    def choose_modelled_sink(price: SinkPrice) -> SinkChoice:
         return choose(make_modelled_costs(price), make_bounds(recipe, run_schedule))
 
     return StepToPrice(
@@ -90,14 +89,14 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         state=built.state,
         batch=make_batch,
         batch_size=train.batch_size,
-        devices=_count_devices(recipe),
+        devices=_require_equal_parts(recipe),
         sink=train.sink,
-        sink_steps=sink_steps,
+        sink_steps=get_sink_steps(train) or run_schedule.steps_per_epoch,
         steps_per_epoch=run_schedule.steps_per_epoch,
         total_steps=run_schedule.total,
         eager=train.mode == "eager",
         keep_batchnorm_fp32=bool(train.keep_batchnorm_fp32),
-        choose_sink=choose_sink if train.chooses_sink else None,
+        choose_sink=choose_modelled_sink if train.chooses_sink else None,
         is_batch_per_device=recipe.parallel.batch_per_device is not None,
         shares_state=recipe.parallel.mode == "fsdp",
         exchange_bytes=_count_exchange_bytes(built, make_batch(train.batch_size)),
@@ -118,9 +117,9 @@ def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ..
         return ()
 
     def sum_layers(state: Any, batch: tuple[Any, Any]) -> Any:
-        images, labels = batch
-        count = images.shape[0]
-        mapped = mask_batch(images, labels, count, jax.random.key(0))
+        inputs, labels = batch
+        count = labels.shape[0]
+        mapped = mask_batch(inputs, labels, count, jax.random.key(0))
         return compute_gradients(config, state, mapped, count, 1.0).sums[feature.name]
 
     layers = jax.eval_shape(sum_layers, built.state, batch)
@@ -130,12 +129,15 @@ def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ..
     )
 
 
-def _count_devices(recipe: Recipe) -> int:
-    """Return the number of devices that share a batch. Raises RecipeError if they can't."""
+def _require_equal_parts(recipe: Recipe) -> int:
+    """Return the number of devices that share a batch: all, or if they can't, those along the
+    batch axes. Raises RecipeError if these can't either."""
     if recipe.parallel.mode == "none":
         return 1
     devices = count_devices(recipe.parallel, jax.process_count())
     size = recipe.train.batch_size
+    if size % compute_batch_multiple(recipe.train.accumulate_steps, devices):
+        devices = count_batch_parts(recipe.parallel, jax.process_count())
     if size % devices:
         problem = f"must be a multiple of the {devices} devices of the estimate"
         raise RecipeError(f"train.batch_size = {size}: {problem}")
@@ -150,7 +152,7 @@ class ModelledTimes(RunFeature):
     """The estimate of a run on an emulated device."""
 
     def price(self, built_run: BuiltRun) -> Estimate | None:
-        """Price the step, report the estimate and write its files."""
+        """Price the step and report the estimate."""
         context = built_run.context
         estimate = estimate_cost(
             built_run.recipe,

@@ -1,24 +1,17 @@
-"""Evaluate: compute metrics over the evaluation split, with each sample once.
-
-Losses of classes read networks that end in probabilities as logits.
-"""
+"""Evaluate: compute metrics over the evaluation split, with each sample once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pipeline.backends.base import Executable
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.core.host.jaxpr import find_called_jaxpr
-from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
 from pipeline.engine.callbacks.callback import TRAINED, Evaluation
 from pipeline.engine.schedule import DispatchSize
@@ -26,72 +19,6 @@ from pipeline.training.component_specs import MetricSpec
 from pipeline.training.metrics import EvalSums, summarize
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
-
-PASSED_ON = frozenset(
-    ("convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim", "copy")
-)
-"""Primitives that change no value, except by rounding."""
-
-
-def warn_of_probabilities(recipe: Recipe, jaxpr: Jaxpr, reporter: Reporter) -> None:
-    """Warn if a jaxpr's first result is probabilities and the recipe's loss reads it as logits."""
-    loss = recipe.train.loss
-    ending = find_probabilities(jaxpr)
-    if ending is not None and loss.reads_logits:
-        reporter.warn(
-            f"model {recipe.model.name}: ends in {ending}, and train.loss = {loss.name} reads "
-            "outputs as logits; end in the values before it"
-        )
-
-
-def find_probabilities(jaxpr: Jaxpr) -> str | None:
-    """Return "softmax" or "sigmoid" if a jaxpr's first result is computed by it, else None."""
-    source = _Sources(jaxpr).find(jaxpr.outvars[0])
-    if source is None:
-        return None
-    sources, equation = source
-    name = equation.primitive.name
-    if name == "logistic":
-        return "sigmoid"
-    operands = [sources.find(operand) for operand in equation.invars]
-    names = [None if found is None else found[1].primitive.name for found in operands]
-    if name == "div" and names == ["exp", "reduce_sum"]:
-        return "softmax"
-    if name == "concatenate" and "logistic" in names and "sub" in names:
-        return "sigmoid"
-    return None
-
-
-class _Sources:
-    """The equations that compute the variables of a jaxpr, inside of calls too."""
-
-    def __init__(self, jaxpr: Jaxpr, outer: Mapping[Var, tuple[_Sources, object]] | None = None):
-        self._equations = {
-            variable: equation for equation in jaxpr.eqns for variable in equation.outvars
-        }
-        self._outer = outer or {}
-
-    def find(self, variable: object) -> tuple[_Sources, JaxprEqn] | None:
-        """Return the equation that computes a variable, before those that pass values on."""
-        if not isinstance(variable, Var):
-            return None
-        if variable in self._outer:
-            sources, operand = self._outer[variable]
-            return sources.find(operand)
-        equation = self._equations.get(variable)
-        if equation is None:
-            return None
-        if equation.primitive.name in PASSED_ON:
-            return self.find(equation.invars[0])
-        called = find_called_jaxpr(equation)
-        if called is None:
-            return self, equation
-        inner = called.jaxpr
-        operands = equation.invars[len(equation.invars) - len(inner.invars) :]
-        outer = {
-            name: (self, operand) for name, operand in zip(inner.invars, operands, strict=True)
-        }
-        return _Sources(inner, outer).find(inner.outvars[equation.outvars.index(variable)])
 
 
 @dataclass(frozen=True)
@@ -103,7 +30,7 @@ class EvalOptions:
     metrics: Sequence[MetricSpec] = ()
     """The metrics of the compiled evaluation besides the standard metrics, in its order."""
     on_train: bool = False
-    """Whether to compute the metrics of training samples too, such as `train_accuracy`."""
+    """Whether to compute the metrics of as many training samples too, such as `train_accuracy`."""
 
 
 def evaluate(
@@ -118,11 +45,10 @@ def evaluate(
 
     `is_stopped` is called before each chunk of batches, and stops the evaluation if it is true.
     `agree` calls a function in the first process and returns its result in all. Raises RunError if
-    not every sample was evaluated once, or if all labels are masked.
+    not every sample was evaluated once, or if all labels of a split are masked.
     """
-    metrics = options.metrics
 
-    def add_up(add: Callable[..., EvalSums]) -> EvalSums | None:
+    def add_up(split: str, add: Callable[..., EvalSums]) -> EvalSums | None:
         """Return the sums of `add` over all batches, on the host; None if stopped."""
         size = DispatchSize(options.dispatch_s)
         sums = None
@@ -135,25 +61,27 @@ def evaluate(
             sums = add(state, start, end, sums)
             size.record(end - start, time.perf_counter() - started_at)
             start = end
-        return jax.tree.map(np.asarray, sums)
+        sums = jax.tree.map(np.asarray, sums)
+        if int(sums.samples) != len(dataset.eval):
+            raise RunError(f"evaluated {sums.samples} samples of {len(dataset.eval)}")
+        if int(sums.count) == 0:
+            raise RunError(
+                f"all labels of the {sums.samples} {split} samples are dataset.ignore_index; at "
+                "least one must be another number"
+            )
+        return sums
 
-    sums = add_up(executable.evaluate)
+    sums = add_up("evaluation", executable.evaluate)
     if sums is None:
         return None
-    if int(sums.samples) != len(dataset.eval):
-        raise RunError(f"evaluated {sums.samples} samples of {len(dataset.eval)}")
-    if int(sums.count) == 0:
-        raise RunError(
-            f"all labels of the {sums.samples} evaluation samples are dataset.ignore_index; at "
-            "least one must be another number"
-        )
-    counts = None if sums.classes is None else sums.classes.confusion
-    confusion = None if counts is None else np.asarray(counts)
-    values = summarize(sums, dataset.classes, metrics)
+    values = summarize(sums, dataset.classes, options.metrics)
     if options.on_train:
-        train_sums = add_up(partial(executable.evaluate, on_train=True))
+        train_sums = add_up("training", partial(executable.evaluate, on_train=True))
         if train_sums is None:
             return None
-        train_values = Evaluation(summarize(train_sums, dataset.classes, metrics), None).scalars()
-        values |= {f"{TRAINED}{name}": value for name, value in train_values.items()}
+        train_values = summarize(train_sums, dataset.classes, options.metrics)
+        scalars = Evaluation(train_values, None).scalars()
+        values |= {f"{TRAINED}{name}": value for name, value in scalars.items()}
+    counts = None if sums.classes is None else sums.classes.confusion
+    confusion = None if counts is None else np.asarray(counts)
     return Evaluation(values, confusion, dataset.label_unit)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.memory import require_room
 from pipeline.data.columns import ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset_spec import DatasetSpec, MapOp
@@ -51,7 +52,7 @@ def pad_samples(raw: RawData, padding: Padding, dataset: DatasetSpec, batch_size
 def _refuse_several_sizes(raw: RawData) -> None:
     """Raise RecipeError if samples or labels have several sizes."""
     samples = raw.unit.samples
-    for split in (raw.train, raw.eval):
+    for split in (splits := (raw.train, raw.eval)):
         for name, column in split.columns.items():
             if not isinstance(column, RaggedColumn):
                 continue
@@ -60,10 +61,10 @@ def _refuse_several_sizes(raw: RawData) -> None:
                     f"dataset: labels have several sizes and {samples} have one; each position "
                     "needs a label"
                 )
-            largest = column.sizes.max(axis=0).tolist()
+            sizes = [getattr(each.columns[name], "sizes", column.sizes) for each in splits]
             raise RecipeError(
                 f"dataset.buckets = null: the {samples} have several sizes; give sizes to pad them "
-                f"to, such as [{largest}]"
+                f"to, such as [{np.concatenate(sizes).max(axis=0).tolist()}]"
             )
 
 
@@ -91,7 +92,7 @@ def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str) -> str
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     texts = [
-        f"{'x'.join(map(str, bucket))} ({count:,} samples)"
+        f"{'x'.join(map(str, bucket))} ({count_noun(count, 'sample')})"
         for bucket, count in zip(buckets, counts, strict=True)
     ]
     return f"training {samples} padded to {', '.join(texts)}"
@@ -138,6 +139,8 @@ def add_padding_mask(
         )
     if len(sample.shape) == 1:
         return {**specs, PADDING_MASK: ColumnSpec(sample.shape, "bool")}
+    if len(sample.shape) != 3:
+        raise RecipeError("dataset.padding_mask = true: must be false for samples of two axes")
     axis = 2 if sample.layout == "hwc" else 0
     shape = [length + (number == axis) for number, length in enumerate(sample.shape)]
     return {**specs, column: replace(sample, shape=tuple(shape))}

@@ -16,7 +16,8 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.commands.command import PROGRAM, LazyCommand
+from pipeline.__main__ import main
+from pipeline.cli.commands.command import PROGRAM, ComparingCommand, LazyCommand, Option, flag
 from pipeline.cli.commands.root import ROOT, Root
 from pipeline.cli.completion import complete
 from pipeline.core.errors import UsageError
@@ -332,3 +333,31 @@ def test_table_without_a_header_is_refused(
     assert (captured.out, captured.err) == ("", "")
     with pytest.raises(UsageError, match="--delimiter ab: "):
         ROOT(["columns", str(file), "--delimiter", "ab"])
+
+
+@pytest.mark.parametrize(
+    ("after", "overrides", "options"),
+    [
+        ("a=1 --out d/lr=0.1", ("a=1",), {"out": "d/lr=0.1"}),
+        ("a=1 --pairs 3 b=2 --out ~mine", ("a=1", "b=2"), {"pairs": "3", "out": "~mine"}),
+        ("a=1 --out=c=1 b=2", ("a=1", "b=2"), {"out": "c=1"}),
+        ("a=1 --fast b=2", ("a=1", "b=2"), {"fast": True}),
+        ("wrong -3 a=1 --fast", ("wrong", "-3", "a=1"), {"fast": True}),
+    ],
+)
+def test_value_of_an_option_is_no_override(
+    after: str, overrides: tuple[str, ...], options: dict[str, object]
+) -> None:
+    params = [Option("--out"), Option("--pairs"), flag("--fast", text="")]
+    command = ComparingCommand("better", "", "", params, example="")
+    context = command.make_context("better", ["--", *after.split()])
+    assert context.params["other"] == overrides
+    assert options.items() <= context.params.items()
+
+
+@pytest.mark.parametrize("name", ["-h", "--help"])
+def test_help_is_asked_for_after_the_second_side(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["better", "--", "train.steps=3", name]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m pipeline better")

@@ -178,6 +178,20 @@ def test_parameter_shardings_are_priced_with_data_parallelism(
 
 
 @pytest.mark.slow
+def test_devices_of_the_model_axis_do_not_share_a_batch(tiny: Compose, tmp_path: Path) -> None:
+    """A batch of 30 fits a mesh 1x4, whose devices all have 30 samples."""
+    specs = "parallel.specs=[{pattern: dense_0/kernel, axes: [null, model]}]"
+    network = ("model=mlp", "model.hidden=[16]", specs)
+    mode = (*PRICED, *network, "parallel.mode=semi_auto", "parallel.reproducible=layout")
+    model = (*mode, "parallel.mesh={data: 1, model: 4}")
+    assert run(tiny(*model, "train.batch_size=30"), tmp_path / "30").modelled["batch_size"] == 30
+    assert proposal(tiny(*model, "train.batch_size=30")).devices == 1
+    assert proposal(tiny(*model, "train.batch_size=32")).devices == 4
+    both = (*mode, "parallel.mesh={data: 2, model: 2}")
+    assert proposal(tiny(*both, "train.batch_size=30")).devices == 2
+
+
+@pytest.mark.slow
 def test_device_price_differs_only_by_its_all_reduces(tiny: Compose, tmp_path: Path) -> None:
     """Eight devices with 8 samples each compute what one does; the step is longer."""
     alone = run(tiny(*PRICED, "train.batch_size=8"), tmp_path / "alone").modelled

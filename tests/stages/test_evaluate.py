@@ -162,6 +162,19 @@ def test_evaluation_of_only_ignored_labels_is_an_error(tiny: Compose) -> None:
         evaluate(blind, None, dataset, EvalOptions(1.0))  # type: ignore[arg-type]
 
 
+@pytest.mark.medium
+def test_training_sample_of_only_ignored_labels_is_an_error(tiny: Compose) -> None:
+    dataset = load_data(tiny(*SMALL), Reporter(console=Console(file=io.StringIO())))
+
+    def evaluate_split(*_: Any, on_train: bool = False) -> EvalSums:
+        return of_classes(np.diag([40, *9 * [0]]), samples=np.int32(40), count=40 - 40 * on_train)
+
+    half_blind = SimpleNamespace(evaluate=evaluate_split)
+    expected = r"^all labels of the 40 training samples are dataset\.ignore_index; at least one"
+    with pytest.raises(RunError, match=expected):
+        evaluate(half_blind, None, dataset, EvalOptions(1.0, on_train=True))  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("layer", "is_said"), [("batch_norm", True), ("relu", False)])
 def test_classes_missed_after_few_steps_may_be_due_to_running_statistics(

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import takewhile
 from typing import Any, ClassVar
 
 import click
@@ -179,7 +178,9 @@ class LazyCommand(click.Command):
                 print(STOPPED)
             raise
         except (TypeError, ValueError, IndexError) as error:
-            # Imported here, since it imports jax, which such an error has imported already.
+            if "jax" not in sys.modules:
+                raise
+            # Imported here, since it imports jax.
             from pipeline.core.host.array_values import explain_value_read, is_value_read
 
             if not is_value_read(error):
@@ -229,18 +230,33 @@ class ComparingCommand(LazyCommand):
         """Parse the arguments before `--` and the options after it, and store the overrides there.
 
         All words between `--` and the next option are overrides, so that wrong ones are reported.
-        Raises UsageError for a second `--`.
+        A word after an option that takes a value is its value. Raises UsageError for a second `--`.
         """
         words = list(args)
         if words.count("--") > 1:
             raise UsageError([self.words, *words], "must have -- once: there are two sides")
         end = words.index("--") if "--" in words else len(words)
-        after = words[end + 1 :]
-        overrides = list(takewhile(lambda word: not word.startswith("--"), after))
+        num_values = {
+            name: 0 if param.is_flag or param.count else param.nargs
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)
+            for name in param.opts
+        }
+        overrides: list[str] = []
         options: list[str] = []
-        for word in after[len(overrides) :]:
-            is_override = not word.startswith("-") and ("=" in word or word.startswith("~"))
-            (overrides if is_override else options).append(word)
+        values_left = 0
+        for word in words[end + 1 :]:
+            is_override = "=" in word or word.startswith("~")
+            if values_left > 0:
+                values_left -= 1
+                options.append(word)
+            elif word.startswith("--") or word in num_values:
+                values_left = num_values.get(word, 0)
+                options.append(word)
+            elif not options or (is_override and not word.startswith("-")):
+                overrides.append(word)
+            else:
+                options.append(word)
         unparsed = super().parse_args(ctx, words[:end] + options)
         ctx.params["other"] = tuple(overrides)
         return unparsed

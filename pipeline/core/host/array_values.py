@@ -157,7 +157,10 @@ def locate_custom_code(error: BaseException, *, shows_code: bool = False) -> str
     libraries = {Path(__file__).parents[2], *(Path(sysconfig.get_path(name)) for name in names)}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        is_library = not libraries.isdisjoint(file.parents) or "site-packages" in file.parts
+        is_library = not libraries.isdisjoint(file.parents) or not {
+            "site-packages",
+            "dist-packages",
+        }.isdisjoint(file.parts)
         if file.is_file() and not is_library and frame.lineno is not None:
             code = linecache.getline(frame.filename, frame.lineno).strip() if shows_code else ""
             place = f"{file.name}, line {frame.lineno}"

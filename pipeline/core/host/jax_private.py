@@ -1,7 +1,6 @@
 """All uses of JAX's private modules, where JAX has no public function.
 
-Each use has a test in tests/core/host/test_jax_private.py, which runs with every tested version of
-JAX.
+tests/core/host/test_jax_private.py tests most of them, with every tested version of JAX.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def count_joined_processes() -> int:
 
 
 def read_joined_process() -> tuple[int, int] | None:
-    """Return this process's rank and the number of processes; None if `jax.distributed` is off.
+    """Return this process's rank and the number of processes; None if it hasn't joined others.
 
     The public `jax.process_index` would open the devices.
     """
@@ -52,7 +51,7 @@ def read_joined_process() -> tuple[int, int] | None:
 
 
 def get_coordination_client() -> Any:
-    """Return the client of `jax.distributed`, by which processes exchange values without devices.
+    """Return the client of `jax.distributed`, by which processes exchange values; None if it's off.
 
     JAX's public collectives need devices.
     """
@@ -91,8 +90,8 @@ UNWRITABLE_PROGRAM = (
 """Pattern of JAX's warning of a program that calls oneDNN, which XLA can't serialize."""
 
 
-def disable_compile_cache() -> AbstractContextManager[None]:
-    """Don't write programs to the cache that this thread compiles in the body."""
+def keep_from_cache() -> AbstractContextManager[None]:
+    """Don't write programs that this thread compiles in the body to the cache; it is still read."""
     return config.persistent_cache_min_compile_time_secs(float("inf"))
 
 
@@ -114,7 +113,7 @@ def make_values_readable() -> None:
 
     JAX's `bool`, `int` and `item` read such values, `float`, `complex`, formats, `tolist` and NumPy
     refuse them. No derivative follows a value that was read. Arrays without a value, under jit or
-    vmap, are refused as before.
+    vmap, are refused as before, and in a format as by NumPy.
     """
     conversions: dict[str, Callable[..., Any]] = {
         "__float__": float,

@@ -31,8 +31,10 @@ CALLS = frozenset(
 RECOMPUTATIONS = ("checkpoint", "remat2")
 """Primitives of `jax.checkpoint`."""
 PACKAGE = Path(__file__).parents[2]
-PYTHON = sysconfig.get_path("stdlib")
-"""Folder of Python's own modules."""
+"""Folder of the package as frames name it: links are kept, unlike in `paths.PACKAGE`."""
+NOT_CUSTOM = (f"{PACKAGE}/", f"{sysconfig.get_path('stdlib')}/", "<")
+"""Starts of the paths of the package's modules, of Python's own and of code without a file."""
+INSTALLED = frozenset(("site-packages", "dist-packages"))
 TRACERS = f"{PACKAGE}/backends/"
 """Folder of the code that traces a step. Its callers aren't part of the step."""
 FLOW = ("scan", "while", "cond")
@@ -46,7 +48,7 @@ ELEMENTWISE = frozenset(
         *("sqrt", "square", "sub", "tanh", "xor"),
     }
 )
-"""Primitives whose results at an index depend on the operands at that index, and on scalars."""
+"""Frequent primitives whose results at an index depend on the operands there, and on scalars."""
 
 Evaluate = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
 """Function from a jaxpr and its operands to its results."""
@@ -128,7 +130,7 @@ def bind_variables(
 
 
 def _list_last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
-    """Return for each equation the variables that no later equation reads."""
+    """Return for each equation its operands and results that nothing reads later."""
     read_later = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     last_reads: list[list[Var]] = []
     for equation in reversed(jaxpr.eqns):
@@ -208,7 +210,7 @@ def find_source_call(equation: JaxprEqn) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=4096)
 def _is_custom(path: str) -> bool:
-    return "site-packages" not in path and not path.startswith((f"{PACKAGE}/", PYTHON, "<"))
+    return not path.startswith(NOT_CUSTOM) and INSTALLED.isdisjoint(path.split("/"))
 
 
 def is_library_call(equation: JaxprEqn) -> bool:
@@ -245,22 +247,14 @@ def read_scan(equation: JaxprEqn) -> Scan:
     else:
         num_consts = params["num_consts"]
         num_carry = params["num_carry"]
-    return Scan(
-        params["jaxpr"],
-        num_consts,
-        num_carry,
-        params["length"],
-        params["reverse"],
-        params["unroll"],
-    )
+    settings = (params[name] for name in ("length", "reverse", "unroll"))
+    return Scan(params["jaxpr"], num_consts, num_carry, *settings)
 
 
 def read_while(equation: JaxprEqn) -> While:
     """Return the parameters of a `while`."""
-    params = equation.params
-    return While(
-        params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"]
-    )
+    names = ("cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts")
+    return While(*(equation.params[name] for name in names))
 
 
 def evaluate_traced(
@@ -278,7 +272,8 @@ def evaluate_traced(
 def inline_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` without calls: its results are computed by the equations of the callees.
 
-    `jax.checkpoint` remains, since it keeps XLA from storing what it computes again.
+    `jax.checkpoint` remains, since it keeps XLA from storing what it computes again. The result
+    must not be differentiated: it lacks the rules of `custom_jvp` and `custom_vjp`.
     """
 
     def evaluate(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:

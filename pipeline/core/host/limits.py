@@ -16,7 +16,7 @@ from pipeline.core.host.memory import (
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a process. None without a limit."""
+    """Resource limits of a process, None without a limit, and the cores and load of its machine."""
 
     open_files: int | None
     file_bytes: int | None

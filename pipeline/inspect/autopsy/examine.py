@@ -35,7 +35,7 @@ from pipeline.backends.graph.replay import (
     find_range,
 )
 from pipeline.core.files.value_text import join_first
-from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.core.host.jax_private import keep_from_cache
 from pipeline.core.host.tree_paths import flatten_by_path, list_leaf_paths
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import WrappedOp
@@ -150,7 +150,7 @@ class _Replay:
             if path.startswith("gradients/") and not hasattr(var, "val")
         }
         # Each operation compiles to a program that no later run uses.
-        with disable_compile_cache():
+        with keep_from_cache():
             (loss,) = self.interpreter.evaluate(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
             if loss.origin is not None:
                 return loss, None

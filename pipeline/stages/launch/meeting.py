@@ -19,7 +19,7 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
-"""Longest line that is read; processes send shorter lines."""
+"""Longest line in bytes, with its end, that is read; processes send shorter lines."""
 LINE_S = 2.0
 """Seconds in which a process that connects must send its line."""
 RETRY_S = 0.25
@@ -32,7 +32,8 @@ def meet(place: RankPlace, limit_s: float) -> None:
     """Wait until all processes have reported to the first.
 
     Raises RunError, in all processes that can be reached, if some are missing after `limit_s`, if
-    two have the same rank, or if they have different numbers of processes.
+    two have the same rank, if a rank is out of range, or if they have different numbers of
+    processes. Also raises it if the first process can't listen at its address.
     """
     problem = _gather(place, limit_s) if place.rank == 0 else _report(place, limit_s)
     if problem:
@@ -79,6 +80,8 @@ class _Connections:
     place: RankPlace
     stack: ExitStack
     by_rank: dict[int, socket.socket] = field(default_factory=dict)
+    refused: list[socket.socket] = field(default_factory=list)
+    """Connections of processes whose rank or size is wrong. They get the answer too."""
 
     def wait(self, server: socket.socket, limit_s: float) -> str:
         """Wait until all processes have reported, and return "", or the first problem."""
@@ -105,7 +108,7 @@ class _Connections:
     def answer(self, problem: str) -> None:
         """Send the problem to all processes. They connect if it is empty, and end otherwise."""
         line = json.dumps({"problem": problem}).encode() + b"\n"
-        for connection in self.by_rank.values():
+        for connection in (*self.by_rank.values(), *self.refused):
             with suppress(OSError):
                 connection.sendall(line)
 
@@ -123,12 +126,19 @@ class _Connections:
             return ""
         connection.settimeout(None)
         self._remove_closed()
-        is_repeated = rank == 0 or rank in self.by_rank
-        # The second process of a rank gets the answer too, so it has a rank of its own here.
-        self.by_rank[-1 if is_repeated else rank] = connection
+        problem = self._find_problem(rank, size)
+        if problem:
+            self.refused.append(connection)
+        else:
+            self.by_rank[rank] = connection
+        return problem
+
+    def _find_problem(self, rank: int, size: int) -> str:
         if size != self.place.size:
             return f"process {rank} of {size} can't meet {self.place}: the sizes differ"
-        if is_repeated:
+        if not 0 <= rank < size:
+            return f"a process of {size} has rank {rank}: it must be from 0 to {size - 1}"
+        if rank == 0 or rank in self.by_rank:
             return f"two processes of {size} have rank {rank}: their ranks must differ"
         return ""
 
@@ -171,7 +181,7 @@ def read_line(connection: socket.socket, limit_s: float) -> Mapping[str, object]
     with suppress(OSError, ValueError, RecursionError):
         while not text.endswith(b"\n") and len(text) < MAX_LINE_BYTES:
             connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-            part = connection.recv(MAX_LINE_BYTES)
+            part = connection.recv(MAX_LINE_BYTES - len(text))
             if not part or time.monotonic() > deadline:
                 return {}
             text += part

@@ -1,22 +1,25 @@
 """Declarations of an arena before its first run: workloads, values of a key, their search spaces.
 
 Every value gets the same number of trials. A space has the same width for each value of the key,
-and trial i is at the same place of each space. Places are a sequence of low discrepancy (Roberts
-2018, the generalized golden ratio), shifted by a number that the seed draws, so an arena with more
-trials has the trials of a smaller one.
+and trial i is at the same place of each space: a searched key has one axis for all values. Places
+are a sequence of low discrepancy (Roberts 2018, the generalized golden ratio), shifted by a number
+that the seed draws, so an arena with more trials has the trials of a smaller one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from pipeline.config.compose import compose_and_check
-from pipeline.config.overrides import get_key, list_values
+from pipeline.config.overrides import find_unparsable, get_key, list_values
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import schedule_run
 from pipeline.core.errors import RecipeError, UsageError
@@ -28,7 +31,7 @@ RATE = "train.optimizer.lr"
 DEFAULT_OPTIMIZERS = ("adamw", "momentum", "lion", "muon")
 LEAST_VALUES = 2
 MOST_VALUES = 6
-HALF_DECADES = 1.5
+DECADES_EACH_SIDE = 1.5
 """Decades of a learning rate's space on each side of its centre."""
 CENTRES = {
     "sgd": 0.1,
@@ -53,7 +56,7 @@ PARTNERS: Mapping[str, Sequence[str]] = {
 FOLD = ("+dataset.folds.count=5", "+dataset.folds.index=0")
 """Trials train on four folds of the training split and evaluate the fifth."""
 EVALUATIONS = 20
-"""Evaluations of a run, at most."""
+"""Evaluations of a run of the arena, at most."""
 QUIET = (
     "stages=[data,build,compile,train,eval]",
     "monitor.tensorboard=false",
@@ -63,8 +66,30 @@ QUIET = (
 )
 """Keys of all runs. With tuned lowerings the bits of a run would depend on times."""
 LENGTHS = ("train.steps", "train.epochs", "train.sink_epochs")
-SET_HERE = ("stages", "seed", "train.resume", "eval.every_steps", "dataset.folds", "hydra")
+
+
+def _list_length_keys(steps: int, period: int) -> list[str]:
+    return [
+        f"train.steps={steps}",
+        f"eval.every_steps={period}",
+        "eval.every_epochs=null",
+        "eval.every_seconds=null",
+    ]
+
+
+SET_HERE = frozenset(
+    {
+        *("seed", "dataset.folds", "hydra"),
+        *(get_key(item) for item in (*QUIET, *_list_length_keys(1, 1))),
+    }
+) - {*LENGTHS}
 """Keys and sections that the arena sets."""
+KEPT = (*SET_HERE, *LENGTHS)
+"""Keys that aren't searched. A recipe may have a length, which is converted to steps."""
+DIGITS = 4
+"""Digits of a number of a trial."""
+LEAST_NUMBERS = 50
+"""Numbers that a range must have, with more digits if it is narrow."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +102,21 @@ class Workload:
     steps: int
     metric: str | None
     """None: the main metric of the runs."""
-    period: int
-    """Steps between two evaluations."""
+    evaluations: int = EVALUATIONS
+    """Evaluations of a run, at most."""
+
+    @property
+    def period(self) -> int:
+        """Steps between two evaluations."""
+        return math.ceil(self.steps / self.evaluations)
 
     def list_keys(self) -> list[str]:
         """Return the overrides of all runs, without those of a value, a trial or a seed."""
-        return [
-            *self.overrides,
-            *QUIET,
-            f"train.steps={self.steps}",
-            f"eval.every_steps={self.period}",
-            "eval.every_epochs=null",
-            "eval.every_seconds=null",
-        ]
+        return [*self.overrides, *QUIET, *_list_length_keys(self.steps, self.period)]
 
 
 def _make_shipped(name: str, recipe: str, steps: int, metric: str, *keys: str) -> Workload:
-    overrides = (f"+recipe={recipe}", *keys)
-    return Workload(name, overrides, steps, metric, math.ceil(steps / EVALUATIONS))
+    return Workload(name, (f"+recipe={recipe}", *keys), steps, metric)
 
 
 SHIPPED = (
@@ -130,8 +152,11 @@ class SearchRange:
     high: float
 
     def choose(self, place: float) -> float:
-        """Return the number at a place from 0 to 1, with four digits."""
-        return float(f"{self.low * (self.high / self.low) ** place:.4g}")
+        """Return the number at a place from 0 to 1: four digits, or more in a narrow range."""
+        number = self.low * (self.high / self.low) ** place
+        decades = math.log10(self.high) - math.log10((self.high - self.low) / LEAST_NUMBERS)
+        rounded = float(f"{number:.{max(DIGITS, math.ceil(decades))}g}")
+        return min(max(rounded, self.low), self.high)
 
 
 @dataclass(frozen=True)
@@ -151,8 +176,8 @@ class Contest:
     baseline: str
     workloads: tuple[Workload, ...]
     trials: int
-    seeds: int
-    """Fresh seeds of the final comparison."""
+    num_seeds: int
+    """Number of fresh seeds of the final comparison."""
     seed: int
     searches: tuple[tuple[str | None, SearchRange], ...] = ()
     """Ranges by value, in place of the declared ones; None: of all values."""
@@ -163,22 +188,28 @@ class Contest:
 
     def list_ranges(self, workload: Workload, value: str) -> tuple[SearchRange, ...]:
         """Return the space of a value, empty if nothing is tuned."""
-        typed = [item for owner, item in self.searches if owner in (None, value)]
-        ranges = {item.key: item for item in typed}
-        is_rate_compared = get_key(f"{self.key}=") == RATE
-        if RATE not in ranges and not is_rate_compared:
-            centre = self._find_centre(workload, value)
-            factor = 10**HALF_DECADES
-            ranges[RATE] = SearchRange(
-                RATE, float(f"{centre / factor:.3g}"), float(f"{centre * factor:.3g}")
-            )
-        return tuple(ranges.values())
+        typed = {(owner, get_key(item.key)): item for owner, item in self.searches}
+        ranges: list[SearchRange] = []
+        for key in self._list_axes():
+            item = typed.get((value, key)) or typed.get((None, key))
+            if item is None and key == RATE:
+                centre = self._find_centre(workload, value)
+                factor = 10**DECADES_EACH_SIDE
+                bounds = (float(f"{number:.3g}") for number in (centre / factor, centre * factor))
+                item = SearchRange(RATE, *bounds)
+            if item is not None:
+                ranges.append(item)
+        return tuple(ranges)
+
+    def _list_axes(self) -> list[str]:
+        """Return the searched keys of all values in the order of the axes of places."""
+        rate = [] if get_key(self.key) == RATE else [RATE]
+        return list(dict.fromkeys([*(get_key(item.key) for _, item in self.searches), *rate]))
 
     def _find_centre(self, workload: Workload, value: str) -> float:
         if self.key == OPTIMIZER:
             return CENTRES.get(value, OTHER_CENTRE)
-        recipe = compose_and_check([*workload.list_keys(), *self.list_value_keys(value)])
-        return recipe.train.optimizer.lr
+        return _read_rate((*workload.list_keys(), *self.list_value_keys(value)))
 
     def list_value_keys(self, value: str) -> list[str]:
         """Return the overrides that choose a value."""
@@ -190,10 +221,10 @@ class Contest:
         ranges = self.list_ranges(workload, value)
         if not ranges:
             return [{}]
-        places = draw_places(self.seed, self.trials, len(ranges))
+        axes = self._list_axes()
         return [
-            {item.key: item.choose(float(place)) for item, place in zip(ranges, row, strict=True)}
-            for row in places
+            {item.key: item.choose(float(row[axes.index(get_key(item.key))])) for item in ranges}
+            for row in draw_places(self.seed, self.trials, len(axes))
         ]
 
     @property
@@ -204,19 +235,27 @@ class Contest:
     @property
     def final_seeds(self) -> range:
         """Seeds of the final comparison, which no trial has used."""
-        return range(self.seed + 1, self.seed + 1 + self.seeds)
+        return range(self.seed + 1, self.seed + 1 + self.num_seeds)
 
     def compose(
-        self, workload: Workload, value: str, numbers: Mapping[str, float], seed: int
+        self,
+        workload: Workload,
+        value: str,
+        numbers: Mapping[str, float],
+        seed: int,
+        *,
+        is_trial: bool = False,
     ) -> Recipe:
-        """Return the recipe of a run; the tuning seed evaluates a fold. Raises RecipeError."""
-        is_trial = seed == self.tuning_seed and self.tunes_on_fold
+        """Return the recipe of a run. Trials evaluate a fold if the contest tunes on it.
+
+        Raises RecipeError.
+        """
         return compose_and_check(
             [
                 *workload.list_keys(),
                 *self.list_value_keys(value),
                 *(f"{key}={number!r}" for key, number in numbers.items()),
-                *(FOLD if is_trial else ()),
+                *(FOLD if is_trial and self.tunes_on_fold else ()),
                 f"seed={seed}",
             ]
         )
@@ -225,9 +264,10 @@ class Contest:
         """Return what is declared, for JSON."""
         spaces = {
             workload.name: {
-                value: {item.key: [item.low, item.high] for item in ranges}
+                value: {
+                    item.key: [item.low, item.high] for item in self.list_ranges(workload, value)
+                }
                 for value in self.values
-                for ranges in [self.list_ranges(workload, value)]
             }
             for workload in self.workloads
         }
@@ -241,14 +281,16 @@ class Contest:
             "tunes_on_fold": self.tunes_on_fold,
             "earlier_budgets": [vars(budget) for budget in self.earlier_budgets],
             "workloads": {
-                item.name: {
-                    "keys": [*item.list_keys()],
-                    "metric": item.metric,
-                }
+                item.name: {"keys": item.list_keys(), "metric": item.metric}
                 for item in self.workloads
             },
             "spaces": spaces,
         }
+
+
+@lru_cache(maxsize=64)
+def _read_rate(overrides: tuple[str, ...]) -> float:
+    return compose_and_check(overrides).train.optimizer.lr
 
 
 def draw_places(seed: int, count: int, axes: int) -> np.ndarray:
@@ -266,13 +308,17 @@ def draw_places(seed: int, count: int, axes: int) -> np.ndarray:
 def make_custom_workload(overrides: Sequence[str], metric: str | None) -> Workload:
     """Return the workload of a user's recipe, with its length in steps.
 
-    Raises RecipeError for a wrong recipe, a key that the arena sets or a length in time.
+    Raises RecipeError for a wrong recipe, a key that the arena sets otherwise, a section with such
+    a key or a length, or a length in time.
     """
     problems = [
-        f"{get_key(item)}: is set by arena"
+        f"{key}: is set by arena"
         for item in overrides
-        if any(f"{get_key(item)}.".startswith(f"{key}.") for key in SET_HERE)
-        or get_key(item).startswith("hydra/")
+        if item.lstrip("+") not in QUIET
+        for key in _list_set_keys(item)
+        if is_in_section(key, SET_HERE)
+        or key.startswith("hydra/")
+        or (key in LENGTHS and key != get_key(item))
     ]
     if problems:
         raise RecipeError(problems)
@@ -284,7 +330,32 @@ def make_custom_workload(overrides: Sequence[str], metric: str | None) -> Worklo
     dataset = load_data(recipe)
     steps = schedule_run(recipe.train, dataset.train_order.steps_per_epoch).total
     remaining = tuple(item for item in overrides if get_key(item) not in LENGTHS)
-    return Workload(recipe.name, remaining, steps, metric, math.ceil(steps / EVALUATIONS))
+    return Workload(recipe.name, remaining, steps, metric)
+
+
+def is_in_section(key: str, sections: Iterable[str]) -> bool:
+    """Return whether a key is one of `sections` or inside of one."""
+    return any(f"{key}.".startswith(f"{section}.") for section in sections)
+
+
+def _list_set_keys(override: str) -> list[str]:
+    """Return the key of an override, or the keys inside of a section that is typed in braces."""
+    key = get_key(override)
+    if not override.partition("=")[2].startswith("{") or any(find_unparsable([override])):
+        return [key]
+    try:
+        section = OverridesParser.create().parse_override(override).value()
+    except HydraException:
+        return [key]  # The composition reports it.
+
+    def walk(key: str, value: Any) -> Iterator[str]:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                yield from walk(f"{key}.{name}", inner)
+        else:
+            yield key
+
+    return list(walk(key, section))
 
 
 def parse_values(words: str, key: str, text: str) -> tuple[str, ...]:
@@ -298,40 +369,65 @@ def parse_values(words: str, key: str, text: str) -> tuple[str, ...]:
         raise UsageError([words], str(error)) from error
 
 
+def parse_searches(
+    texts: Sequence[str], key: str, values: Sequence[str]
+) -> tuple[tuple[str | None, SearchRange], ...]:
+    """Parse ranges, at most one for a searched key and a value. Raises UsageError."""
+    searches: dict[tuple[str | None, str], tuple[str | None, SearchRange]] = {}
+    for text in texts:
+        owner, item = parse_search(text, key, values)
+        place = (owner, get_key(item.key))
+        if place in searches:
+            raise UsageError([f"--search {text}"], "must be the only range of its key")
+        searches[place] = (owner, item)
+    return tuple(searches.values())
+
+
 def parse_search(text: str, key: str, values: Sequence[str]) -> tuple[str | None, SearchRange]:
     """Parse `[VALUE:]KEY=LOW,HIGH`, in which VALUE is one of the values of `key`.
 
     Raises UsageError.
     """
     rule = "must be KEY=LOW,HIGH or VALUE:KEY=LOW,HIGH, with numbers 0 < LOW < HIGH"
+    words = [f"--search {text}"]
     head, equals, bounds = text.partition("=")
     owner, colon, searched = head.rpartition(":")
     try:
         low, high = (float(word) for word in bounds.split(","))
     except ValueError as error:
-        raise UsageError([f"--search {text}"], rule) from error
+        raise UsageError(words, rule) from error
     if not equals or not searched or not 0 < low < high < math.inf:
-        raise UsageError([f"--search {text}"], rule)
+        raise UsageError(words, rule)
+    name, compared = get_key(searched), get_key(key)
+    # The rate of a compared section is tuned, if that section isn't the rate itself.
+    is_inside = is_in_section(name, [compared]) and (name == compared or name != RATE)
+    if is_inside or is_in_section(compared, [name]):
+        raise UsageError(words, f"must not search {compared}, which arena compares")
+    if any(is_in_section(name, [item]) or is_in_section(item, [name]) for item in KEPT):
+        raise UsageError(words, f"must not search {name}, which arena sets")
     if not colon:
         return None, SearchRange(searched, low, high)
-    owners = parse_values(f"--search {text}", key, owner)
+    owners = parse_values(words[0], key, owner)
     if len(owners) != 1 or owners[0] not in values:
-        raise UsageError([f"--search {text}"], f"{owner} must be one of {', '.join(values)}")
+        raise UsageError(words, f"{owner} must be one of {', '.join(values)}")
     return owners[0], SearchRange(searched, low, high)
 
 
-def require_values(key: str, values: Sequence[str], baseline: str | None) -> str:
-    """Return the baseline: `baseline`, else adamw or the first value. Raises UsageError."""
-    option = "--optimizers" if key == OPTIMIZER else "--values"
-    words = [f"{option} {','.join(values)}"]
+def require_values(key: str, values: Sequence[str]) -> None:
+    """Raise UsageError if values are too few, too many or equal."""
+    words = [f"{'--optimizers' if key == OPTIMIZER else '--values'} {','.join(values)}"]
     if not LEAST_VALUES <= len(values) <= MOST_VALUES:
         raise UsageError(words, f"must be {LEAST_VALUES} to {MOST_VALUES} values")
     if len(set(values)) < len(values):
         raise UsageError(words, "must be different values")
-    if baseline is None:
+
+
+def choose_baseline(key: str, values: Sequence[str], typed: str | None) -> str:
+    """Return the typed baseline, else adamw or the first value. Raises UsageError."""
+    if typed is None:
         return "adamw" if "adamw" in values else values[0]
-    words = [f"--baseline {baseline}"]
-    parsed = parse_values(words[0], key, baseline)
+    words = [f"--baseline {typed}"]
+    parsed = parse_values(words[0], key, typed)
     if len(parsed) != 1 or parsed[0] not in values:
         raise UsageError(words, f"must be one of {', '.join(values)}")
     return parsed[0]

@@ -163,7 +163,7 @@ def _list_earlier_budgets(
         earlier = [ContestBudget(int(item["trials"]), int(item["seeds"])) for item in items]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{plan}: must hold trials, seeds and earlier_budgets") from error
-    budget = ContestBudget(contest.trials, contest.seeds)
+    budget = ContestBudget(contest.trials, contest.num_seeds)
     for name, count in vars(last).items():
         if getattr(budget, name) < count:
             text = f"has {count} {name}, this command {getattr(budget, name)}"
@@ -180,7 +180,10 @@ def run_heat(contest: Contest, workload: Workload, folder: Path) -> Heat:
     """
     trials_by_value = {value: contest.list_trials(workload, value) for value in contest.values}
     recipes = {
-        value: [contest.compose(workload, value, item, contest.tuning_seed) for item in trials]
+        value: [
+            contest.compose(workload, value, item, contest.tuning_seed, is_trial=True)
+            for item in trials
+        ]
         for value, trials in trials_by_value.items()
     }
     metric = workload.metric

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, PositiveInt
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pipeline.models.layers.precision import Level
     from pipeline.training.state import TrainState
     from pipeline.training.telemetry import StepOutcome
+
+
+MIN_SCALE = 2.0**-126
+"""The least normal number in float32. Smaller scales are computed as 0."""
 
 
 class LossScaleSpec(Spec):
@@ -80,7 +84,7 @@ class Fixed(LossScaling):
     """
 
     name: Literal["fixed"] = "fixed"
-    scale: PositiveFloat = 128.0
+    scale: Annotated[float, Field(ge=MIN_SCALE)] = 128.0
     drop_overflow_update: bool = True
 
     @property
@@ -117,7 +121,9 @@ class Dynamic(LossScaling):
         good_steps = jnp.where(overflow, 0, good_steps + 1)
         grows = good_steps == self.window
         lower = jnp.maximum(scale * (1 / factor), 1.0)  # MindSpore multiplies by the reciprocal.
-        scale = jnp.where(overflow, lower, jnp.where(grows, scale * factor, scale))
+        # An infinite scale would never fall again.
+        higher = jnp.where(grows & jnp.isfinite(scale * factor), scale * factor, scale)
+        scale = jnp.where(overflow, lower, higher)
         return scale, jnp.where(grows, 0, good_steps)
 
 
@@ -129,7 +135,7 @@ class _AllowNumber:
     ) -> JsonSchemaValue:
         return {
             "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FLOAT},
+                {"type": "number", "minimum": MIN_SCALE, "maximum": MAX_FLOAT},
                 handler(schema),
             ]
         }
@@ -139,8 +145,8 @@ def _convert_number(value: Any) -> Any:
     """Return a number as a fixed scale with `drop_overflow_update: false`, other values as they
     are."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{value} must be a finite number above 0")
+        if not MIN_SCALE <= value < float("inf"):
+            raise ValueError(f"{value} must be a finite number from {MIN_SCALE:.4g}")
         return {"name": "fixed", "scale": value, "drop_overflow_update": False}
     return value
 
@@ -158,7 +164,7 @@ class OverflowCounts(NamedTuple):
     """Counts for a loss scale that skips overflows, int32 scalars."""
 
     good_steps: Array
-    """Steps since the last overflow, or since the scale was last changed."""
+    """Steps since the last overflow or change of the scale; 0 with a fixed scale."""
     bad_steps: Array
     """Consecutive overflows up to now."""
     skipped_steps: Array
@@ -193,8 +199,7 @@ class ScaledLoss(StepFeature):
         return LossScaleState(jnp.asarray(self.scaling.initial, jnp.float32), counts)
 
     def get_loss_scale(self, state: TrainState) -> Array:
-        scale: Array = state.features[LOSS_SCALE].scale
-        return scale
+        return get_loss_scale_state(state).scale
 
     def decide(
         self, state: TrainState, outcome: StepOutcome, loss: Array, grad_norm: Array
@@ -203,7 +208,7 @@ class ScaledLoss(StepFeature):
         scale wouldn't make it finite."""
         import jax.numpy as jnp
 
-        counts = state.features[LOSS_SCALE].overflows
+        counts = get_loss_scale_state(state).overflows
         if counts is None:
             return outcome
         overflow = jnp.isfinite(loss) & ~jnp.isfinite(grad_norm)
@@ -215,7 +220,7 @@ class ScaledLoss(StepFeature):
         import jax
         import jax.numpy as jnp
 
-        part = state.features[LOSS_SCALE]
+        part = get_loss_scale_state(state)
         before = part.overflows
         if before is None:
             return state

@@ -87,6 +87,12 @@ def count_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
     return parallel.num_devices
 
 
+def count_batch_parts(parallel: ParallelSpec, processes: int | None = None) -> int:
+    """Return the number of parts of a batch: one for each device along the batch axes."""
+    is_default = parallel.devices is None and parallel.mesh is None
+    return count_devices(parallel, processes) if is_default else parallel.batch_parts
+
+
 def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
     """Return a line of the log that describes the layout of the run, in MindSpore's terms."""
     devices = count_devices(parallel, ranks.size)
@@ -96,8 +102,7 @@ def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> st
     if ranks.size > 1:
         parts.append(f"rank_id {ranks.rank} of rank_size {ranks.size}")
     shards = make_shards(parallel, batch_size, 1)
-    is_default = parallel.devices is None and parallel.mesh is None
-    batch_parts = devices if is_default else parallel.batch_parts
+    batch_parts = count_batch_parts(parallel, ranks.size)
     parts.append(f"batch {batch_size:,}, {batch_size // batch_parts} a device")
     if shards is not None:
         parts.append(f"{shards.count} shards in a fixed order")

@@ -50,7 +50,7 @@ class AdversarialSpec(Spec):
             raise ValueError("start = image: must be random with attack = trades")
         if self.attack == "trades" and self.share != 1:
             raise ValueError(f"share = {self.share}: must be 1.0 with attack = trades")
-        if self.attack != "trades" and "beta" in self.model_fields_set and self.beta != 6.0:
+        if self.attack != "trades" and self.beta != 6.0:
             raise ValueError(f"beta = {self.beta}: needs attack = trades")
         return self
 
@@ -66,16 +66,22 @@ class AdversarialSpec(Spec):
             return self.step
         if self.attack == "fgsm":
             return self.radius * (1.25 if self.start == "random" else 1.0)
-        return 2.5 * self.radius / self.num_steps
+        return compute_step_size(self.radius, self.num_steps)
+
+
+def compute_step_size(radius: float, steps: int) -> float:
+    """Return the default length of a step of several."""
+    return 2.5 * radius / steps
 
 
 class _BallAttack(Spec):
     """Base of the attacks within a radius."""
 
+    norms: ClassVar[Sequence[Norm]] = ("linf", "l2")
     norm: Norm | None = None
     """null: the norm of train.adversarial, linf without that section."""
     radius: Radius | None = None
-    """null: the radius of train.adversarial. Required without that section."""
+    """null: the radius of train.adversarial. Required without that section or with another norm."""
 
 
 class NoiseAttack(_BallAttack):
@@ -121,6 +127,7 @@ class SquareAttack(_BallAttack):
     without gradients (Andriushchenko et al. 2020, arXiv 1912.00049)."""
 
     attack: Literal["square"]
+    norms: ClassVar[Sequence[Norm]] = ("linf",)
     steps: Annotated[PositiveInt, Field(le=100_000)] = 1000
     restarts: ClassVar[int] = 1
 
@@ -140,25 +147,28 @@ AttackSpec = Annotated[AnyAttack, Field(discriminator="attack")]
 def complete_attacks(
     attacks: Sequence[AnyAttack], trained: AdversarialSpec | None
 ) -> tuple[AnyAttack, ...]:
-    """Return the attacks with norms and radii, by default the attacks of training. Raises
-    ValueError for a missing radius and a wrong norm or radius. Its text begins with position and
-    key."""
+    """Return the attacks with norms and radii; missing ones are the norm of training, and its
+    radius in that norm. Raises ValueError for a missing radius and a wrong norm or radius. Its text
+    begins with position and key."""
     completed: list[AnyAttack] = []
     for position, attack in enumerate(attacks):
+        for key in ("losses", "severities"):
+            values = getattr(attack, key, ())
+            if len(set(values)) < len(values):
+                raise ValueError(f"{position}.{key} = {list(values)}: must be different")
         if isinstance(attack, CorruptionAttack):
             completed.append(attack)
             continue
         norm = attack.norm or (trained.norm if trained else "linf")
-        radius = attack.radius or (trained.radius if trained else None)
+        if norm not in attack.norms:
+            names = f"{' or '.join(attack.norms)} with attack = {attack.attack}"
+            raise ValueError(f"{position}.norm = {norm}: must be {names}")
+        radius = attack.radius or (trained.radius if trained and trained.norm == norm else None)
         if radius is None:
-            raise ValueError(
-                f"{position}.radius = null: must be a number above 0 without train.adversarial"
-            )
-        problem = find_norm_problem(norm, radius)
-        if problem is not None:
+            where = f"with norm = {norm}" if trained else "without train.adversarial"
+            raise ValueError(f"{position}.radius = null: must be a number above 0 {where}")
+        if problem := find_norm_problem(norm, radius):
             raise ValueError(f"{position}.{problem}")
-        if attack.attack == "square" and norm != "linf":
-            raise ValueError(f"{position}.norm = {norm}: must be linf with attack = square")
         completed.append(attack.model_copy(update={"norm": norm, "radius": radius}))
     return tuple(completed)
 

@@ -22,6 +22,7 @@ from pipeline.training.robustness.attack_specs import (
     Norm,
     PgdAttack,
     SquareAttack,
+    compute_step_size,
 )
 
 Objective = Callable[[Array], Array]
@@ -149,7 +150,7 @@ def attack_images(
         case FgsmAttack():
             end = ascend(pixels, 1, attack.radius)
         case PgdAttack():
-            size = attack.step or 2.5 * attack.radius / attack.steps
+            size = attack.step or compute_step_size(attack.radius, attack.steps)
             end = ascend(draw_start(), attack.steps, size)
         case ApgdAttack():
             start = draw_start()

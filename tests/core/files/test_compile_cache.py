@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.files.compile_cache import enable_compile_cache
-from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.core.host.jax_private import keep_from_cache
 from pipeline.models.lowerings.formulas import onednn
 from tests.engine.monitors.disk import files_end_at
 from tests.models.lowerings.engines import require
@@ -217,7 +217,7 @@ def test_unreadable_program_is_recompiled(reported: list[str], tmp_path: Path) -
 
 def test_disabled_compile_cache_writes_no_file(reported: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
-    with disable_compile_cache():
+    with keep_from_cache():
         compile_again()
     assert list(tmp_path.iterdir()) == []
     assert reported == []

@@ -63,7 +63,7 @@ def test_programs_are_stored_in_the_configured_cache(kept: Kept) -> None:
 
 
 def test_thread_can_disable_program_storage(kept: Kept) -> None:
-    with jax_private.disable_compile_cache():
+    with jax_private.keep_from_cache():
         compile_sine()
     assert not kept
 
@@ -143,6 +143,11 @@ def test_jax_private_modules_are_used_in_one_module() -> None:
         if "jax._src" in file.read_text() and file != Path(jax_private.__file__)
     }
     assert others == set()
+
+
+def test_rank_and_client_are_none_without_other_processes() -> None:
+    assert jax_private.read_joined_process() is None
+    assert jax_private.get_coordination_client() is None
 
 
 def test_text_of_a_differentiated_array_has_no_format() -> None:

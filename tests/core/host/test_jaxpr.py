@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
+from pipeline.core.host import jaxpr
 from pipeline.core.host.jaxpr import (
     CALLS,
     compute_flow,
@@ -215,6 +217,23 @@ def test_inner_equations_are_listed_with_enclosing_equations() -> None:
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(
+    ("path", "is_custom"),
+    [
+        ("/home/me/train.py", True),
+        ("/home/me/site-packages-of-mine/train.py", True),
+        (f"{sysconfig.get_path('stdlib')}-mine/train.py", True),
+        (f"{sysconfig.get_path('stdlib')}/functools.py", False),
+        ("/home/me/.venv/lib/python3/site-packages/flax/linen.py", False),
+        ("/usr/lib/python3/dist-packages/flax/linen.py", False),
+        ("<string>", False),
+        (jaxpr.__file__, False),
+    ],
+)
+def test_code_of_python_and_of_packages_is_not_custom(path: str, is_custom: bool) -> None:
+    assert jaxpr._is_custom(path) == is_custom
+
+
 def test_composite_is_read_as_a_call() -> None:
     equation = only_equation(lambda x: lax.composite(jnp.sin, "p.sine")(x), "composite", X)
     called = find_called_jaxpr(equation)

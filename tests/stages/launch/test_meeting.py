@@ -92,6 +92,10 @@ def test_unresolvable_host_is_reported() -> None:
             RankPlace(2, 4, "127.0.0.1:1", "torchrun"),
             "process 2 of 4 can't meet process 0 of 3: the sizes differ",
         ),
+        (
+            RankPlace(7, 3, "127.0.0.1:1", "torchrun"),
+            "a process of 3 has rank 7: it must be from 0 to 2",
+        ),
     ],
 )
 def test_conflicting_ranks_or_sizes_are_refused(

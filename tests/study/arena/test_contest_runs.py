@@ -99,7 +99,7 @@ def test_folder_remembers_what_was_declared(tmp_path: Path) -> None:
 
 
 def test_budget_grows_and_its_past_is_kept(tmp_path: Path) -> None:
-    contests = [replace(CONTEST, trials=trials, seeds=seeds) for trials, seeds in BUDGETS]
+    contests = [replace(CONTEST, trials=trials, num_seeds=seeds) for trials, seeds in BUDGETS]
     for contest in contests:
         with hold_arena(tmp_path / "mine", contest) as held:
             pass
@@ -120,7 +120,7 @@ def test_budget_grows_and_its_past_is_kept(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"trials": 3}, "has 4 trials, this command 3: runs whose results may be known can't"),
-        ({"seeds": 5, "trials": 9}, "has 6 seeds, this command 5"),
+        ({"num_seeds": 5, "trials": 9}, "has 6 seeds, this command 5"),
     ],
 )
 def test_budget_does_not_shrink(tmp_path: Path, changes: dict[str, int], problem: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from pipeline.config.recipe import Recipe
 from pipeline.training.features.loss_scales import Auto, Dynamic, Fixed, LossScale, LossScaling
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "precision" / "loss_scale.json"
@@ -90,6 +91,22 @@ def test_number_is_a_fixed_scale_without_dropped_updates() -> None:
     assert PARSER.validate_python(512) == Fixed(scale=512.0, drop_overflow_update=False)
     assert PARSER.validate_python("dynamic") == Dynamic()
     assert PARSER.validate_python({"name": "fixed"}) == Fixed()
+
+
+def test_scale_does_not_grow_to_infinity() -> None:
+    """A scale of 1e38 grows no more, and falls at the next overflow."""
+    spec = Dynamic(init=1.0, factor=1e38, window=1)
+    assert scales(spec, [False, False, False, True]) == [np.float32(1e38)] * 3 + [1.0]
+
+
+@pytest.mark.parametrize("scale", [1e-50, 1e-38])
+def test_scale_that_is_0_in_float32_is_refused(scale: float) -> None:
+    for typed in (scale, {"name": "fixed", "scale": scale}):
+        with pytest.raises(ValidationError, match=r"from 1\.175e-38|equal to 0\.0+11754"):
+            PARSER.validate_python(typed)
+    assert PARSER.validate_python(2.0**-126).initial == 2.0**-126
+    keys = Recipe.model_json_schema()["$defs"]["TrainSpec"]["properties"]
+    assert keys["loss_scale"]["anyOf"][0]["minimum"] == 2.0**-126
 
 
 BAD = [0, -1.0, float("inf"), float("nan"), True, {"name": "dynamic", "factor": 1}]

@@ -50,6 +50,15 @@ def test_conflicting_keys_are_refused(fields: dict[str, Any], problem: str) -> N
         AdversarialSpec(radius=0.1, **fields)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"attack": "apgd", "losses": ["ce", "ce"]}, {"attack": "corruptions", "severities": [1, 1]}],
+)
+def test_equal_losses_and_severities_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be different"):
+        complete_attacks([parse(**fields)], TRAINED)
+
+
 def test_norm_and_radius_default_to_training_values() -> None:
     attacks = [parse(attack="pgd"), parse(attack="fgsm", norm="l2", radius=2.0)]
     attacks.append(parse(attack="corruptions"))
@@ -64,6 +73,7 @@ def test_norm_and_radius_default_to_training_values() -> None:
         ({"attack": "pgd"}, None, r"0\.radius = null: must be a number above 0 without train"),
         ({"attack": "apgd", "radius": 1.5}, TRAINED, r"0\.radius = 1.5: must be at most 1, the"),
         ({"attack": "square", "norm": "l2"}, TRAINED, r"0\.norm = l2: must be linf with attack"),
+        ({"attack": "pgd", "norm": "l2"}, TRAINED, r"0\.radius = null: must be .* with norm = l2"),
     ],
 )
 def test_invalid_attacks_are_refused(

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.core.files.knowledge_bank import Round
-from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.core.host.jax_private import keep_from_cache
 from pipeline.models.lowerings.candidates import compute
 from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits
 from pipeline.models.lowerings.problem import Lowering, Problem
@@ -150,7 +150,7 @@ class Timer:
         result is the minimum of several rounds, since other load only adds to a time. The time
         around the loop, such as copies of the operands, is subtracted."""
         lowered = jit_repeated(function).lower(self._operands, np.int32(1))
-        with disable_compile_cache():
+        with keep_from_cache():
             run = lowered.compile()
         self._time_loop(run, 1)  # warms up
         overhead_s = self._time_loop(run, 0)

@@ -1,8 +1,12 @@
 """Weights of an ONNX model in 8 or 4 bits, which a session turns back into float32 numbers.
 
 Activations stay float32, so nothing is calibrated. Weights are symmetric: a whole number times a
-scale. With 8 bits each output channel has a scale. With 4 bits each block of `BLOCK` inputs of a
-channel of a dense layer has one (as in Frantar et al. 2023, "GPTQ", sec. 4).
+scale. Each output channel has a scale, but with 4 bits each block of `BLOCK` inputs of a channel of
+a dense layer has one (as in Frantar et al. 2023, "GPTQ", sec. 4).
+
+Weights are the constants that only convolutions and products read, as their second input, the means
+of an adaptive pooling too. The weights of a transposed convolution in groups stay float32: its
+groups have outputs of their own, which aren't along an axis.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import numpy as np
 
 WeightType = Literal["int8", "int4"]
 LARGEST = {"int8": 127, "int4": 7}
+"""The largest number; the least is its negative."""
 _DTYPES = {"int8": np.dtype(jnp.int8), "int4": np.dtype(jnp.int4)}
 BLOCK = 32
 """Inputs that share a scale with 4 bits."""
@@ -42,15 +47,16 @@ def quantize_weights(content: bytes, kind: WeightType) -> bytes:
             continue
         weights = numpy_helper.to_array(tensor)
         block = BLOCK if kind == "int4" and weights.ndim == 2 else None
-        numbers, scales = round_weights(weights, axis % weights.ndim, LARGEST[kind], block)
+        axis %= weights.ndim
+        numbers, scales = round_weights(weights, axis, LARGEST[kind], block)
         names = [f"{tensor.name}_{part}" for part in (kind, "scale")]
         tensors += [
             numpy_helper.from_array(numbers.astype(_DTYPES[kind]), names[0]),
             numpy_helper.from_array(scales, names[1]),
         ]
-        settings: dict[str, Any] = {"axis": axis % weights.ndim}
+        settings: dict[str, Any] = {"axis": axis}
         if block is not None:
-            settings = {"axis": 1 - axis % 2, "block_size": block}
+            settings = {"axis": 1 - axis, "block_size": block}
         nodes.append(helper.make_node("DequantizeLinear", names, [tensor.name], **settings))
     nodes += graph.node
     del graph.initializer[:], graph.node[:]
@@ -80,11 +86,13 @@ def round_weights(
 
 
 def _find_scales(peaks: np.ndarray, largest: int) -> np.ndarray:
-    return np.where(peaks > 0, peaks / largest, 1).astype(np.float32)
+    """Return the scales of peaks; 1 for a peak whose scale isn't a normal float32, which is 0."""
+    scales = (peaks / largest).astype(np.float32)
+    return np.where(scales >= np.finfo(np.float32).tiny, scales, np.float32(1))
 
 
 def _find_channel_axes(graph: Any) -> dict[str, int]:
-    """Return the axis of the channels of each initialiser that only products read as weights."""
+    """Return the axis of the channels of each initialiser that is read as weights alone."""
     axes: dict[str, int] = {}
     others = set()
     for node in graph.node:
@@ -93,6 +101,8 @@ def _find_channel_axes(graph: Any) -> dict[str, int]:
                 others.add(name)
                 continue
             axis = _CHANNEL_AXES[node.op_type]
+            if any(a.name == "group" and a.i > 1 for a in node.attribute) and axis == 1:
+                others.add(name)
             is_transposed = any(a.name == "transB" and a.i for a in node.attribute)
             axes[name] = 0 if is_transposed else axis
     return {name: axis for name, axis in axes.items() if name not in others}

@@ -94,3 +94,34 @@ def test_channels_of_zeros_stay_zero() -> None:
     assert not numbers.any()
     assert (scales == 1).all()
     assert scales.shape == (2, 2)
+
+
+def test_weights_of_a_transposed_convolution_in_groups_stay_as_they_are() -> None:
+    """Its outputs along axis 1 belong to both groups, whose sizes may differ by 10,000."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    kernel = RNG.standard_normal((4, 3, 2, 2)).astype(np.float32)
+    kernel[2:] *= 1e-4
+    infos = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", channels, size, size])]
+        for name, channels, size in (("x", 4, 3), ("y", 6, 4))
+    ]
+    for group, is_quantized in ((2, False), (1, True)):
+        node = helper.make_node("ConvTranspose", ["x", "kernel"], ["y"], group=group)
+        infos[1][0].type.tensor_type.shape.dim[1].dim_value = 3 * group
+        graph = helper.make_graph([node], "g", *infos, [numpy_helper.from_array(kernel, "kernel")])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        made = onnx.load_from_string(quantize_weights(model.SerializeToString(), "int8"))
+        assert ("kernel_int8" in {item.name for item in made.graph.initializer}) == is_quantized
+
+
+@pytest.mark.parametrize("peak", [2e-43, 1e-44, 1e-37])
+@pytest.mark.parametrize("block", [None, 2])
+def test_tiny_weights_are_0(peak: float, block: int | None) -> None:
+    """Their scale would be no normal float32: 1e-44 / 127 is 0."""
+    weights = np.full((4, 2), 0.5, np.float32)
+    weights[:, 1] = peak
+    numbers, scales = round_weights(weights, 1, 127, block)
+    assert np.all(numbers[:, 1] == 0)
+    assert np.all(scales[..., 1] == 1)
+    assert np.all(numbers[:, 0] == 127)
