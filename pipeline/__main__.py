@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if owns_process and sys.gettrace() is None and sys.getprofile() is None:
         # Registered first, so it is called after all other functions.
         atexit.register(_exit_at_once, statuses)
-    from pipeline.core.errors import report_errors
     from pipeline.core.host.signals import end_on_signal, interrupt_command
+    from pipeline.core.report_errors import report_errors
 
     if owns_process:
         interrupt_command()

@@ -6,7 +6,7 @@ import runpy
 import sys
 from functools import partial
 
-from pipeline.core.errors import report_errors
+from pipeline.core.report_errors import report_errors
 
 BOARDS = ("mnist1d", "ucr", "tables", "optimizers", "cifar")
 

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import signal
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal
 
@@ -19,8 +15,6 @@ MAX_PROBLEMS = 50
 """Most problems in a message. More problems usually have one cause."""
 MAX_PROBLEM_LENGTH = 2_000
 """Most characters of a problem in a message."""
-READER_LEFT = 128 + signal.SIGPIPE
-"""Exit status that a shell shows for `cat` or `ls` whose reader has left, as `head` does."""
 HIDDEN = "***"
 """Text that replaces a secret."""
 # Repetitions in patterns are bounded, so that no text from a stranger makes a search slow.
@@ -100,8 +94,7 @@ def get_exit_status(outcome: BaseException | str) -> int:
     """Return the exit status for an error, or for the status of a run such as "done".
 
     0: success; 2: a recipe, its data or an argument is wrong; 75 (EX_TEMPFAIL of sysexits.h): a
-    signal stopped the run, so that the same command may be run again; 141 (READER_LEFT): from
-    `report_errors`, the reader of stdout has closed it; 1: any other failure.
+    signal stopped the run, so that the same command may be run again; 1: any other failure.
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
@@ -193,56 +186,6 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return a text of several lines, each as `printable` returns it."""
     return "\n".join(map(printable, text.split("\n")))
-
-
-def report_errors(action: Callable[[], int], *, debug: bool) -> int:
-    """Run an action and return its exit status; print an error as one message on stderr.
-
-    Stdout is flushed before the return. If it can't be written, further output is discarded.
-    """
-    try:
-        status = action()
-    except KeyboardInterrupt as error:
-        print("interrupted", file=sys.stderr)
-        status = get_exit_status(error)
-    except SystemExit as error:
-        if not isinstance(error.__context__, BrokenPipeError):
-            raise
-        # rich has redirected stdout to the null device, and would end the process with 1.
-        return READER_LEFT
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
-            redirect_to_null(sys.stdout)
-            return READER_LEFT
-        if debug:
-            traceback.print_exc()
-        if (part := find_absent_part(error)) is not None:
-            error = UsageError([part], "isn't installed, and this command or recipe needs it")
-        message = str(error)
-        if not isinstance(error, PipelineError):
-            text = printable_lines(f"{type(error).__name__}: {error}")
-            message = f"{text} (debug=true shows the traceback)"
-        print(f"error: {message}", file=sys.stderr)
-        status = get_exit_status(error)
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        redirect_to_null(sys.stdout)
-        if isinstance(error, BrokenPipeError):
-            return status or READER_LEFT
-        if status == 0:
-            print(f"error: the output can't be written: {error.strerror}", file=sys.stderr)
-        return status or get_exit_status(error)
-    return status
-
-
-def is_unread(stream: IO[str]) -> bool:
-    """Return whether a stream is a pipe whose reader has closed it. Other pipes may break, too."""
-    with suppress(OSError, ValueError):
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)  # 0: nothing but errors and hang-ups
-        return bool(poll.poll(0))
-    return False
 
 
 def redirect_to_null(stream: IO[str]) -> None:

@@ -281,7 +281,7 @@ class CommandGroup(click.Group):
         """Run the command that the arguments name and return the exit status.
 
         `click.Command.main` isn't used, since it catches interrupts and closed pipes, which
-        `pipeline.core.errors.report_errors` reports. Raises UsageError for invalid arguments.
+        `core.report_errors.report_errors` reports. Raises UsageError for invalid arguments.
         """
         try:
             with self.make_context(PROGRAM, list(args)) as context:

@@ -17,11 +17,11 @@ from pipeline.core.errors import (
     DataError,
     RunError,
     printable,
-    report_errors,
 )
 from pipeline.core.files.atomic_write import LOCK, format_json, lock_file, write_json
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.trusted_files import require_real_folder
+from pipeline.core.report_errors import report_errors
 from pipeline.engine.monitors.log_lines import (
     EVALS,
     METRICS,

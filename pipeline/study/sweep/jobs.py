@@ -27,12 +27,12 @@ from pipeline.core.errors import (
     get_exit_status,
     get_status_after,
     printable,
-    report_errors,
 )
 from pipeline.core.files.atomic_write import format_json, write_whole
 from pipeline.core.host.cuda import make_memory_share
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
+from pipeline.core.report_errors import report_errors
 from pipeline.engine.callbacks.callback import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run

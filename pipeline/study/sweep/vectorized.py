@@ -15,8 +15,9 @@ from rich.console import Console
 
 from pipeline.config.hydra_options import BasicSweeper
 from pipeline.config.overrides import value_of
-from pipeline.core.errors import RecipeError, printable, report_errors
+from pipeline.core.errors import RecipeError, printable
 from pipeline.core.host.signals import Signals, handle_signals
+from pipeline.core.report_errors import report_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.runner.context import RunOptions
 from pipeline.stages.runner.open_run import convert_os_errors

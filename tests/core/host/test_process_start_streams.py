@@ -55,7 +55,7 @@ def test_command_without_streams_keeps_its_status() -> None:
 def test_closed_pipe_ends_without_traceback() -> None:
     """What is buffered until the end can't be written either, without a traceback."""
     script = (
-        "import sys, time; from pipeline.core.errors import report_errors\n"
+        "import sys, time; from pipeline.core.report_errors import report_errors\n"
         "def act():\n print('a line'); time.sleep(0.5); return 0\n"
         "sys.exit(report_errors(act, debug=False))"
     )
@@ -72,7 +72,7 @@ def test_closed_pipe_ends_without_traceback() -> None:
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
 def test_full_disk_behind_stdout_is_reported() -> None:
     script = (
-        "import sys; from pipeline.core.errors import report_errors\n"
+        "import sys; from pipeline.core.report_errors import report_errors\n"
         "sys.stdout = open(1, 'w', buffering=100, closefd=False)\n"
         "sys.exit(report_errors(lambda: print('a line') or 0, debug=False))"
     )

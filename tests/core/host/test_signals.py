@@ -154,7 +154,7 @@ def test_signal_before_a_run_ends_the_command(name: str, where: str, tmp_path: P
     (tmp_path / "imported_here.py").write_text(sending)
     call = "import imported_here" if where == "in an import" else sending
     script = (
-        "from pipeline.core.errors import report_errors;"
+        "from pipeline.core.report_errors import report_errors;"
         "from pipeline.core.host.signals import interrupt_command;"
         f"interrupt_command(); exit(report_errors(lambda: exec('{call}'), debug=False))"
     )
@@ -252,7 +252,7 @@ def test_error_that_c_code_made_of_an_interrupt_is_recognised(signals: Signals) 
 def test_error_that_c_code_made_of_an_interrupt_of_a_command_is_replaced() -> None:
     script = (
         "import signal; from contextlib import suppress;"
-        "from pipeline.core.errors import report_errors;"
+        "from pipeline.core.report_errors import report_errors;"
         "from pipeline.core.host.signals import interrupt_command, raise_interrupts\n"
         "def act():\n"
         "    with raise_interrupts():\n"
