@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.report_errors import READER_LEFT
+
 WITH_CLOSED = """
 import os, sys
 for number in {numbers}:
@@ -66,7 +68,7 @@ def test_closed_pipe_ends_without_traceback() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 1
+    assert process.returncode == READER_LEFT
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
