@@ -46,7 +46,6 @@ from pipeline.stages.build_checks import (
     check_metrics,
     check_outputs,
     require_all,
-    require_attackable,
     require_pair_inputs,
 )
 from pipeline.stages.evaluate import warn_of_probabilities
@@ -150,6 +149,8 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
 
         privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if recipe.eval.robustness:
+        from pipeline.stages.feature_facts import require_attackable
+
         require_attackable(recipe, dataset)
     inputs = _make_feature_inputs(recipe, dataset, privacy)
     step_config = replace(step_config, features=make_step_features(recipe, inputs))
