@@ -217,10 +217,10 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
         "source": file.name,
     }
     try:
-        row = parse_row(values)
+        step = parse_row(values)
         if cells.get("pixels"):
-            require_pixels(row)
-        return row
+            require_pixels(step)
+        return step
     except ValueError as error:
         raise MeasuredStepsError(f"{place}: {error}".replace("ms = ", "step_ms = ")) from error
 
