@@ -193,8 +193,8 @@ class StepFeature:
         return {}
 
     def change_weights(self, state: TrainState, params: Any) -> Any:
-        """Return the parameters that an evaluation uses. Its state is a dict, which has those of
-        the trained ones as `evaluated`, since checkpoints are read without the feature."""
+        """Return the parameters that an evaluation uses. Its state is a dict, which has the
+        trained ones as `evaluated`, since checkpoints are read without the feature."""
         return params
 
 

@@ -20,6 +20,7 @@ from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.data.columns import Split
+from pipeline.data.dataset_spec import BatchOp
 from pipeline.engine.history import Examination
 from pipeline.inspect.autopsy import on_failure
 from pipeline.inspect.autopsy.examine import Autopsy, NonFiniteSamples
@@ -270,6 +271,8 @@ def test_step_of_other_data_is_computed_again_as_the_run_did(
     assert found["reproduced"]
     assert autopsy([str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.endswith("this is what the run has found\n")
+    ops = on_failure.read_reproducer(tmp_path / "run").step_config.train_ops
+    assert [op.classes for op in ops if isinstance(op, BatchOp)] == [2] * ("mix_up" in str(keys))
 
 
 class Healthy:
