@@ -169,7 +169,7 @@ def test_bucket_that_a_custom_network_cannot_read_is_refused(tiny: Callable[...,
         check_buckets(draft)
 
 
-def test_custom_network_with_a_state_is_not_said_to_have_batch_norm() -> None:
+def test_private_custom_network_is_refused_for_its_lack_of_layers() -> None:
     draft: Any = SimpleNamespace(
         recipe=SimpleNamespace(privacy=object(), model=SimpleNamespace(name="mine")),
         step_config=SimpleNamespace(network=Multiplied()),

@@ -202,8 +202,8 @@ def _validate_body(use: BlockUse, body: Any, location: Location) -> Any:
 
 
 def _name_scope(use: BlockUse, number: int, location: Location) -> str:
-    """Return the scope of a use without one. Raises ValidationError for a block whose name has
-    other characters than those of a scope."""
+    """Return the scope of a use without one. Raises ValidationError for a block whose name
+    can't be part of a scope."""
     try:
         return _make_scope_validator().validate_python(f"{use.block}_{number}")
     except ValidationError:
