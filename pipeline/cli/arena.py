@@ -1,9 +1,10 @@
-"""`python -m pipeline arena`: which optimizer, tuned equally, is better on eight workloads?"""
+"""`python -m pipeline arena`: which optimizer, or value of a key, is best if tuned equally?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,7 @@ def main(overrides: Sequence[str], **typed: Any) -> CommandResult:
 
 def _run_arena(overrides: Sequence[str], options: ArenaOptions) -> CommandResult:
     contest = make_contest(overrides, options)
-    # All recipes are checked before the first run.
-    for workload in contest.workloads:
-        for value in contest.values:
-            for numbers in contest.list_trials(workload, value)[:1]:
-                contest.compose(workload, value, numbers, contest.tuning_seed, is_trial=True)
-                contest.compose(workload, value, numbers, contest.final_seeds[0])
+    _check_recipes(contest)
     folder = options.out or create_run_dir("arena")
     with hold_arena(folder, contest) as contest:
         heats = []
@@ -93,21 +89,47 @@ def _run_arena(overrides: Sequence[str], options: ArenaOptions) -> CommandResult
     return CommandResult({**facts, "folder": str(folder)})
 
 
+def _check_recipes(contest: Contest) -> None:
+    """Raise RecipeError for a wrong recipe before the first run.
+
+    A recipe takes an eighth of a second, so not all trials are composed: the first one of a value,
+    and for each key of --search those with the least and the largest number, since rules about
+    numbers are bounds.
+    """
+    searched = {item.key for _, item in contest.searches}
+    for workload in contest.workloads:
+        for value in contest.values:
+            trials = contest.list_trials(workload, value)
+            contest.compose(workload, value, trials[0], contest.final_seeds[0])
+            checked = [trials[0]]
+            for key in searched & trials[0].keys():
+                checked += [choose(trials, key=itemgetter(key)) for choose in (min, max)]
+            for numbers in checked:
+                contest.compose(workload, value, numbers, contest.tuning_seed, is_trial=True)
+
+
 def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
     """Return what the options declare. Raises UsageError or RecipeError."""
-    key = options.key or OPTIMIZER
+    typed = OPTIMIZER if options.key is None else options.key
+    # The key without a prefix such as ++, which a key that the recipe lacks needs in an override.
+    bare_key = get_key(f"{typed}=")
+    key = OPTIMIZER if bare_key == OPTIMIZER else typed
     if (options.key is None) != (options.values is None):
-        words = [f"--key {options.key}" if options.key else f"--values {options.values}"]
-        raise UsageError(words, "must be given together: --key KEY --values A,B")
+        words = f"--values {options.values}" if options.key is None else f"--key {options.key}"
+        raise UsageError([words], "must be given together: --key KEY --values A,B")
+    if not bare_key:
+        raise UsageError([f"--key {typed}"], "must be a key of the recipe, such as model.dropout")
     if options.key is not None and options.optimizers:
         raise UsageError(["--optimizers", "--key"], "must not be given together")
     if options.values is not None:
         values = parse_values(f"--values {options.values}", key, options.values)
     else:
         values = tuple(options.optimizers or DEFAULT_OPTIMIZERS)
-        _require_optimizers(values)
-    if any(get_key(item) == key for item in overrides):
-        raise UsageError([key], "is what arena compares; must not be among the recipe's keys")
+    if key == OPTIMIZER:
+        option = "--optimizers" if options.values is None else "--values"
+        _require_optimizers(values, option)
+    if any(get_key(item) == bare_key for item in overrides):
+        raise UsageError([bare_key], "is what arena compares; must not be among the recipe's keys")
     require_values(key, values)
     return Contest(
         key=key,
@@ -122,18 +144,20 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
     )
 
 
-def _require_optimizers(values: Sequence[str]) -> None:
+def _require_optimizers(values: Sequence[str], option: str) -> None:
+    """Raise UsageError, about an option, for a value that isn't an optimizer."""
     optimizers = list_components("optimizer")
     for value in values:
         if value not in optimizers:
             problem = explain_unknown_name("optimizer", value, optimizers)
-            raise UsageError([f"--optimizers {value}"], problem)
+            raise UsageError([f"{option} {value}"], problem)
 
 
 def _choose_workloads(overrides: Sequence[str], options: ArenaOptions) -> tuple[Workload, ...]:
     """Return the user's recipe, or the shipped workloads."""
-    if options.metric is not None and options.metric not in directions().keys() - {TRAIN_LOSS}:
-        problem = explain_unknown_name("metric", options.metric, directions().keys() - {TRAIN_LOSS})
+    metrics = directions().keys() - {TRAIN_LOSS}
+    if options.metric is not None and options.metric not in metrics:
+        problem = explain_unknown_name("metric", options.metric, metrics)
         raise UsageError([f"--metric {options.metric}"], problem)
     if overrides:
         if options.workloads:

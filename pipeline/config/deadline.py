@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.config.recipe import TrainSpec
 
 MAX_MINUTES = 366 * 24 * 60
-"""Longest time from a run's start to its deadline: a year."""
+"""Longest time from a run's start to its deadline: a year, which may be a leap year."""
 FORMS = "a time such as 18:00, or a date with a time such as 2027-01-31T18:00+01:00"
 
 
@@ -32,18 +33,21 @@ def require_clock_time(text: str) -> str:
 
 # YAML reads 18:00 without quotes as the base-60 number 1080.
 ClockTime = Annotated[
-    Annotated[str, AfterValidator(require_clock_time)], Expected(f"{FORMS}, as text in quotes")
+    str, AfterValidator(require_clock_time), Expected(f"{FORMS}, as text in quotes")
 ]
 """A time of day, which is the next moment when the local clock shows it, or a date with a time."""
 
 
 def _parse_clock_time(text: str) -> time_of_day | datetime:
-    """Parse HH:MM, HH:MM:SS, or a date with a time in ISO 8601. Raises ValueError for others."""
+    """Parse H:MM, HH:MM, either with seconds, or a date with a time in ISO 8601. Raises ValueError
+    for others."""
+    text = f"0{text}" if text[1:2] == ":" else text
     parsed = datetime.fromisoformat(text) if "-" in text else time_of_day.fromisoformat(text)
-    if ":" not in text or (isinstance(parsed, time_of_day) and parsed.tzinfo is not None):
+    without_offset = re.sub(r"[+-][\d:.]+$", "", text)
+    if ":" not in without_offset or (isinstance(parsed, time_of_day) and parsed.tzinfo is not None):
         raise ValueError("has no minutes, or an offset without a date")
     if isinstance(parsed, datetime):
-        parsed.timestamp()  # raises ValueError in the first and the last year
+        parsed.timestamp()  # raises ValueError outside the years 1 to 9999 in UTC
     return parsed
 
 
@@ -77,8 +81,8 @@ def _list_moments(clock_time: time_of_day, now_s: float) -> Iterator[float]:
 def find_deadline(train: TrainSpec, started_at: float) -> float | None:
     """Return the time of `time.perf_counter` at which the command must end; None if never.
 
-    `started_at` is the start of the command. Raises RecipeError if `train.until` is before it, or
-    more than a year later.
+    `started_at` is the command's start by the same clock. Raises RecipeError if `train.until` is
+    before it, or more than a year later.
     """
     if train.minutes is not None:
         return started_at + 60 * train.minutes

@@ -46,7 +46,6 @@ from pipeline.stages.build_checks import (
     check_metrics,
     check_outputs,
     require_all,
-    require_attackable,
     require_pair_inputs,
 )
 from pipeline.stages.key_errors import blaming_key
@@ -150,6 +149,8 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
 
         privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if recipe.eval.robustness:
+        from pipeline.stages.feature_facts import require_attackable
+
         require_attackable(recipe, dataset)
     inputs = _make_feature_inputs(recipe, dataset, privacy)
     seed = seed_words(recipe.seed)

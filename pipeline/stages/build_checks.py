@@ -21,12 +21,12 @@ from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
 from pipeline.data.columns import Task
-from pipeline.data.dataset_spec import BatchOp
+from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.inputs import Dataset
 from pipeline.data.transform import count_choices, select_variants
+from pipeline.models.layers.model_spec import walk_layers
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
-from pipeline.models.layers.standard import Branches
 from pipeline.models.modules.network import Network, RowLookupNetwork
 from pipeline.stages.key_errors import blaming_key
 from pipeline.stages.step_features import require_same_form
@@ -46,6 +46,8 @@ MAX_PARAMETERS = 10**13
 """Most parameters of a network, 40 TB in float32: a larger size is mistyped."""
 MAX_LABELS = 2**31 - 1
 """Most labels of an evaluation, which sums their number in int32."""
+UNTRACEABLE = (ValueError, TypeError, FlaxError)
+"""Errors of a network that can't be traced with inputs of some shape."""
 USUAL_LOSSES: Mapping[Task, str] = {
     "classification": "cross_entropy",
     "regression": "mse",
@@ -88,24 +90,6 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
         raise RecipeError(problems)
 
 
-def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
-    """Raise RecipeError unless samples are images with one class each. Attacks need these."""
-    problem = None
-    image = dataset.raw_image
-    if dataset.table is not None:
-        problem = "has the columns of a table, which have no pixels to change"
-    elif image is None or dataset.text is not None or image.dtype not in ("uint8", "float32"):
-        problem = f"has {dataset.inputs}, which have no pixels to change"
-    elif dataset.targets.task != "classification" or dataset.label_positions:
-        problem = f"has {dataset.targets}, not one class for each image"
-    elif recipe.dataset.buckets:
-        problem = "has images of several sizes, by dataset.buckets"
-    if problem is not None:
-        raise RecipeError(
-            f"dataset = {recipe.dataset.name}: {problem}; attacks need images with one class each"
-        )
-
-
 def require_pair_inputs(recipe: Recipe, dataset: Dataset) -> None:
     """Raise RecipeError for pairs to match and a network that reads one array."""
     if dataset.targets.task == "matching" and not recipe.model.list_inputs():
@@ -116,7 +100,8 @@ def require_pair_inputs(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_outputs(draft: StepDraft) -> None:
-    """Require the shape (classes,) of a sample's logits, or (..., classes) for several labels."""
+    """Require the shape (classes,) of a sample's logits, (..., classes) for several labels, or
+    (2 * features,) for a pair to match."""
     outputs = draft.outputs
     if not outputs:
         raise RecipeError(
@@ -181,18 +166,17 @@ def _can_hold(dtype: np.dtype, label: int) -> bool:
 
 def check_vocabulary(draft: StepDraft) -> None:
     """Require an embedding row for each token of the texts: a token without one becomes NaN."""
-    text = draft.dataset.text
-    network = draft.step_config.network
+    text, network = draft.dataset.text, draft.step_config.network
     if text is None or not isinstance(network, Network):
         return
-    first_layers = list(network.layers[:1])
-    if isinstance(first_layer := next(iter(first_layers), None), Branches) and first_layer.inputs:
-        first_layers = [branch[0] for branch in first_layer.branches if branch]
-    for layer in first_layers:
+    for layer in walk_layers(network.layers[:1]):
         num_rows = getattr(layer, "vocabulary", text.vocabulary)
         if isinstance(num_rows, int) and num_rows < text.vocabulary:
+            model = draft.recipe.model
+            of_layer = f"model {model.name}: layer {layer.name}: "
+            key = "model." if hasattr(model, "vocabulary") else of_layer
             problem = f"must be at least {text.vocabulary}, the number of tokens of the texts"
-            raise RecipeError(f"model.vocabulary = {num_rows}: {problem}")
+            raise RecipeError(f"{key}vocabulary = {num_rows}: {problem}")
 
 
 def check_rows(draft: StepDraft) -> None:
@@ -239,69 +223,76 @@ def check_jit_layers(draft: StepDraft) -> None:
         require_covered(patterns, list(paths), "layers")
 
 
-def check_shardings(draft: StepDraft) -> None:
-    """Require that the shardings of parameters fit the mesh."""
-    parallel = draft.recipe.parallel
-    if parallel.mode != "semi_auto":
-        return
+def _make_sharding_rules(draft: StepDraft) -> Any:
+    """Return the `ShardingRules` of a recipe that has them; None for others."""
+    if draft.recipe.parallel.mode != "semi_auto":
+        return None
     # Imported here and below, since few runs shard parameters.
     from pipeline.training.parallel.sharding_rules import make_sharding_rules
 
-    rules = make_sharding_rules(parallel)
-    if rules is None:
-        return
-    with blaming_key("parallel.specs"):
-        rules.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+    return make_sharding_rules(draft.recipe.parallel)
+
+
+def check_shardings(draft: StepDraft) -> None:
+    """Require that the shardings of parameters fit the mesh."""
+    parallel = draft.recipe.parallel
+    if rules := _make_sharding_rules(draft):
+        with blaming_key("parallel.specs"):
+            rules.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
 
 
 def check_constraints(draft: StepDraft) -> None:
     """Require that each constraint matches a layer with the same number of axes."""
-    parallel = draft.recipe.parallel
-    if parallel.mode != "semi_auto":
-        return
-    from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
-
-    rules = make_sharding_rules(parallel)
+    rules = _make_sharding_rules(draft)
     if rules is None or not rules.constraints:
         return
+    from pipeline.training.parallel.sharding_rules import list_layer_ranks
+
     trace = partial(find_shapes, partial(init_with_output, draft.step_config), draft.seed)
     with blaming_key("parallel.constraints"):
         rules.require_layers(list_layer_ranks(trace))
 
 
-def check_task(draft: StepDraft) -> None:
-    """Require a loss and metrics that fit the task."""
-    recipe = draft.recipe
-    targets = draft.dataset.targets
-    metrics = draft.step_config.metrics
-    task = targets.task
-    loss = recipe.train.loss
-    is_classification = task == "classification"
-    if recipe.model.two_outputs_are_classes and not is_classification and len(targets) > 1:
+def check_two_outputs(draft: StepDraft) -> None:
+    """Refuse targets other than classes for a model that predicts two classes by one output."""
+    model, targets = draft.recipe.model, draft.dataset.targets
+    if model.two_outputs_are_classes and targets.task != "classification" and len(targets) > 1:
         problem = f"predicts classes, or one number or label, not {targets}"
-        raise RecipeError(f"model {recipe.model.name}: {problem}")
+        raise RecipeError(f"model {model.name}: {problem}")
+
+
+def check_loss(draft: StepDraft) -> None:
+    """Require a loss that fits the task."""
+    loss, task = draft.recipe.train.loss, draft.dataset.targets.task
     if task not in loss.tasks:
-        fitting = ", ".join(list_losses(task))
         raise RecipeError(
-            f"train.loss = {loss.name}: must be one for {task}: {fitting}; as in "
-            f"loss={USUAL_LOSSES[task]}"
+            f"train.loss = {loss.name}: must be one for {task}: {', '.join(list_losses(task))}; "
+            f"as in loss={USUAL_LOSSES[task]}"
         )
-    class_metrics = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
-    if class_metrics and task in ("regression", "multi_label", "matching", "sequence"):
-        problem = f"{', '.join(class_metrics)} needs classes, and {task} has none; leave it out"
-        raise RecipeError(f"eval.metrics: {problem}")
-    standard = [*METRICS] if is_classification else ["loss"]
-    if is_classification and len(targets) <= ALL_IN_TOP5:
+
+
+def check_class_metrics(draft: StepDraft) -> None:
+    """Refuse metrics of classes for a task without classes."""
+    task, metrics = draft.dataset.targets.task, draft.step_config.metrics
+    names = ", ".join(metric.name for metric in metrics if isinstance(metric, ClassCountMetric))
+    if names and task in ("regression", "multi_label", "matching", "sequence"):
+        raise RecipeError(f"eval.metrics: {names} needs classes, and {task} has none; leave it out")
+
+
+def check_metric_names(draft: StepDraft) -> None:
+    """Require a separate name of each metric, and that the metrics that decide are among them."""
+    targets = draft.dataset.targets
+    standard = [*METRICS] if targets.task == "classification" else ["loss"]
+    if targets.task == "classification" and len(targets) <= ALL_IN_TOP5:
         standard.remove("top5")
-    all_names = [*standard, *(metric.name for metric in metrics)]
-    duplicates = sorted({name for name in all_names if all_names.count(name) > 1})
-    if duplicates:
-        raise RecipeError(f"eval.metrics: {task} has {', '.join(duplicates)} already; leave it out")
-    for key, metric in list_deciding_metrics(recipe).items():
-        if metric is not None and metric not in all_names:
-            raise RecipeError(
-                f"{key} = {metric}: must be a metric of {task}: {', '.join(all_names)}"
-            )
+    names = [*standard, *(metric.name for metric in draft.step_config.metrics)]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        problem = f"{targets.task} has {', '.join(duplicates)} already; leave it out"
+        raise RecipeError(f"eval.metrics: {problem}")
+    for key, metric in list_deciding_metrics(draft.recipe).items():
+        if metric is not None and metric not in names:
+            problem = f"must be a metric of {targets.task}: {', '.join(names)}"
+            raise RecipeError(f"{key} = {metric}: {problem}")
 
 
 def check_ledger(draft: StepDraft) -> None:
@@ -312,10 +303,17 @@ def check_ledger(draft: StepDraft) -> None:
     key = "train.ledger = true: must be false"
     if targets.task != "classification" or draft.dataset.label_positions or len(targets) < 2:
         raise RecipeError(f"{key} unless each sample has one of several classes, not {targets}")
-    for position, op in enumerate(draft.dataset.train_ops):
-        if isinstance(op, BatchOp):
-            place = f"dataset.train.ops.{position} ({op.name})"
-            raise RecipeError(f"{key} with {place}, which mixes labels")
+    if place := _find_train_op(draft, lambda op: isinstance(op, BatchOp)):
+        raise RecipeError(f"{key} with {place}, which mixes labels")
+
+
+def _find_train_op(draft: StepDraft, is_meant: Callable[[MapOp], bool]) -> str | None:
+    """Return the key and name of the recipe's first op of training that is meant; None without."""
+    ops = draft.dataset.train_ops
+    # Ops that encode a table or series precede the recipe's.
+    ops = ops[len(ops) - len(draft.recipe.dataset.train.ops) :]
+    places = (f"dataset.train.ops.{n} ({op.name})" for n, op in enumerate(ops) if is_meant(op))
+    return next(places, None)
 
 
 def check_members(draft: StepDraft) -> None:
@@ -385,48 +383,46 @@ def check_listed_features(draft: StepDraft) -> None:
 
 
 def check_curvature(draft: StepDraft) -> None:
-    """Refuse a custom network without layers whose curvature the optimizer can observe."""
+    """Require that an optimizer of curvature can observe the layers of a custom network."""
+    optimizer = draft.recipe.train.optimizer
+    if optimizer.curvature() is not None and not isinstance(draft.step_config.network, Network):
+        _trace_gradients(draft, f"train.optimizer = {optimizer.name}")
+
+
+def _trace_gradients(draft: StepDraft, key: str) -> None:
+    """Trace the gradients of a batch on one device. Raises RecipeError, which blames a key."""
     step_config = replace(draft.step_config, shards=None)
-    reads_layers = draft.recipe.train.optimizer.curvature() is not None
-    if not reads_layers or isinstance(step_config.network, Network):
-        return
     batch = shape_batch(draft.dataset.train, count_microbatches(step_config.features))
-    with blaming_key(f"train.optimizer.name = {draft.recipe.train.optimizer.name}"):
+    with blaming_key(key):
         find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
 
 def check_mixtures(draft: StepDraft) -> None:
     """Refuse a short batch with an op that would mix its padding with its samples."""
     short = draft.dataset.train_order.short_batch
-    if not short:
-        return
-    for position, op in enumerate(draft.dataset.train_ops):
-        if isinstance(op, BatchOp):
-            raise RecipeError(
-                f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
-                f"{draft.recipe.train.batch_size} samples, and dataset.train.ops.{position} "
-                f"({op.name}) would mix its padding with them; must be true with this op"
-            )
+    if short and (place := _find_train_op(draft, lambda op: isinstance(op, BatchOp))):
+        raise RecipeError(
+            f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
+            f"{draft.recipe.train.batch_size} samples, and {place} would mix its padding with "
+            "them; must be true with this op"
+        )
 
 
 def check_privacy(draft: StepDraft) -> None:
     """Refuse a network that mixes samples, or whose gradients can't be separated by sample."""
-    step_config = replace(draft.step_config, shards=None)
     if draft.recipe.privacy is None:
         return
+    if not isinstance(draft.step_config.network, Network):
+        raise RecipeError(
+            f"model {draft.recipe.model.name}: must be a list of layers with privacy, so that the "
+            "gradients of samples can be separated"
+        )
     if jax.tree.leaves(draft.state.collections):
         raise RecipeError(
             f"model {draft.recipe.model.name}: has batch norm, which mixes the samples of a batch; "
             "must have group_norm or layer_norm with privacy"
         )
-    if not isinstance(step_config.network, Network):
-        raise RecipeError(
-            f"model {draft.recipe.model.name}: must be a list of layers with privacy, so that the "
-            "gradients of samples can be separated"
-        )
-    batch = shape_batch(draft.dataset.train, count_microbatches(step_config.features))
-    with blaming_key("privacy"):
-        find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
+    _trace_gradients(draft, "privacy")
 
 
 def check_statistics(draft: StepDraft) -> None:
@@ -450,7 +446,7 @@ def check_buckets(draft: StepDraft) -> None:
     batch = shape_batch(draft.dataset.eval, 1)
     try:
         find_shapes(step.evaluate, draft.state, batch, find_shapes(step.zero_sums))
-    except (ValueError, FlaxError) as error:
+    except UNTRACEABLE as error:
         raise RecipeError(
             f"dataset.buckets: the network can't read all of them: {first_line(error)}; use one "
             "bucket, or a network that averages over positions before its dense layers"
@@ -460,24 +456,22 @@ def check_buckets(draft: StepDraft) -> None:
 def check_drawn_sizes(draft: StepDraft) -> None:
     """Refuse a network that can't compute all sizes of images that a map op draws."""
     step_config = draft.step_config
-    choices = count_choices(step_config.train_ops)
-    if choices == 1:
-        return
     # Only one op of a list can draw sizes.
-    (position,) = (index for index, op in enumerate(step_config.train_ops) if op.choices > 1)
-    key = f"dataset.train.ops.{position} ({step_config.train_ops[position].name})"
+    key = _find_train_op(draft, lambda op: op.choices > 1)
+    if key is None:
+        return
     if draft.recipe.train.optimizer.curvature() is not None:
         problem = "can't be used with an optimizer that reads the inputs of layers; use another"
         raise RecipeError(f"{key}: {problem}")
     num_shards = 1 if step_config.shards is None else step_config.shards.count
     batch_size = compute_batch_multiple(count_microbatches(step_config.features), num_shards)
     batch = shape_batch(draft.dataset.train, batch_size)
-    for number in range(choices):
+    for number in range(count_choices(step_config.train_ops)):
         ops = select_variants(step_config.train_ops, number)
         sized = replace(step_config, train_ops=ops, shards=None)
         try:
             find_shapes(partial(compute_step_gradients, sized), draft.state, batch)
-        except (ValueError, TypeError, FlaxError) as error:
+        except UNTRACEABLE as error:
             raise RecipeError(
                 f"{key}: the network can't read all sizes: {first_line(error)}; use a network "
                 "that averages over positions before its dense layers"
@@ -492,7 +486,16 @@ def check_parameters(draft: StepDraft) -> None:
 
 
 LAYER_CHECKS = (check_labels, check_vocabulary, check_rows, check_to_float, check_jit_layers)
-TASK_CHECKS = (check_shardings, check_constraints, check_task, check_ledger, check_members)
+TASK_CHECKS = (
+    check_shardings,
+    check_constraints,
+    check_two_outputs,
+    check_loss,
+    check_class_metrics,
+    check_metric_names,
+    check_ledger,
+    check_members,
+)
 STATE_CHECKS = (
     check_gradients,
     check_listed_features,

@@ -320,16 +320,28 @@ def _make_map_ops(
     specs = split.specs()
     if bucket is not None:
         specs = fit_specs_to_bucket(bucket, specs, raw.inputs[0])
-    specs = compute_column_specs(encode, specs)
-    if raw.targets.task == "classification":
-        ops = fit_to_classes(ops, len(raw.targets))
+    classes = len(raw.targets) if raw.targets.task == "classification" else None
     with prefixing_problems(f"dataset.{key}."):
-        # A number for each image can't be the labels of its pixels.
-        if specs["label"].shape and any(op.moves_pixels for op in ops):
-            from pipeline.data.ops.together import make_joint_ops
+        return fit_ops(ops, encode, specs, classes, recipe.dataset.ignore_index)
 
-            ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
-        return (*encode, *ops), compute_column_specs(ops, specs)
+
+def fit_ops(
+    ops: Sequence[MapOp],
+    encode: tuple[MapOp, ...],
+    specs: Mapping[str, ColumnSpec],
+    classes: int | None,
+    ignore_index: int | None,
+) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
+    """Return a recipe's ops for columns and a number of classes, after `encode`, which encode a
+    table or series, and the mapped specs. Raises ValueError, beginning with the op's position."""
+    specs = compute_column_specs(encode, specs)
+    ops = tuple(ops) if classes is None else fit_to_classes(ops, classes)
+    # A number for each image can't be the labels of its pixels.
+    if specs["label"].shape and any(op.moves_pixels for op in ops):
+        from pipeline.data.ops.together import make_joint_ops
+
+        ops = make_joint_ops(ops, specs, ignore_index)
+    return (*encode, *ops), compute_column_specs(ops, specs)
 
 
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:

@@ -1,4 +1,5 @@
-"""Facts of the data that few features need: the privacy budget, and the scale of pixels."""
+"""Facts of the data that few features need: the privacy budget, whether samples can be attacked,
+and the scale of pixels."""
 
 from __future__ import annotations
 
@@ -8,10 +9,27 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
-from pipeline.stages.build_checks import require_attackable
 from pipeline.stages.key_errors import blaming_key
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.robustness.adversarial_rule import PixelScale, find_pixel_scale, find_white
+
+
+def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise RecipeError unless samples are images with one class each. Attacks need these."""
+    problem = None
+    image = dataset.raw_image
+    if dataset.table is not None:
+        problem = "has the columns of a table, which have no pixels to change"
+    elif image is None or dataset.text is not None or image.dtype not in ("uint8", "float32"):
+        problem = f"has {dataset.inputs}, which have no pixels to change"
+    elif dataset.targets.task != "classification" or dataset.label_positions:
+        problem = f"has {dataset.targets}, not one class for each image"
+    elif recipe.dataset.buckets:
+        problem = "has images of several sizes, by dataset.buckets"
+    if problem is not None:
+        raise RecipeError(
+            f"dataset = {recipe.dataset.name}: {problem}; attacks need images with one class each"
+        )
 
 
 def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporter) -> Budget:

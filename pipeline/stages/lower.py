@@ -107,7 +107,7 @@ def lower(
         tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, fixed=fixed)
         request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
         if earlier is not None:
-            _require_layout(step_config, earlier.layout, file)
+            require_layout(step_config, earlier.layout, file)
             # With `fixed`, this only checks that the device can compute the earlier lowerings.
             choice = request.choose_in(earlier.layout)
             reporter.print_detail("lower", f"as before: {file}")
@@ -120,7 +120,7 @@ def lower(
 
     ranks = folder.ranks if folder is not None else Ranks()
     choice = LoweringChoice.from_document(ranks.agree(choose, TUNING_S))
-    laid_out = _lay_out(step_config, choice.layout)
+    laid_out = lay_out(step_config, choice.layout)
     return replace(built, step_config=with_policy(laid_out, choice.lowerings))
 
 
@@ -148,7 +148,7 @@ def _can_be_chwn(step_config: StepConfig, network: LaidOutNetwork) -> bool:
     return inputs.image is not None and network.can_be_batch_last(inputs.shape)
 
 
-def _require_layout(step_config: StepConfig, layout: Layout, file: Path | None) -> None:
+def require_layout(step_config: StepConfig, layout: Layout, file: Path | None) -> None:
     """Raise RunError if the network can't be computed in the layout of an earlier choice."""
     network = step_config.network
     if layout == "nhwc" or not isinstance(network, LaidOutNetwork):
@@ -160,7 +160,7 @@ def _require_layout(step_config: StepConfig, layout: Layout, file: Path | None) 
         )
 
 
-def _lay_out(step_config: StepConfig, layout: Layout) -> StepConfig:
+def lay_out(step_config: StepConfig, layout: Layout) -> StepConfig:
     """Return the step with images in a layout; unchanged if its network has only one layout."""
     if step_config.lowerings is not None:
         return replace(step_config, lowerings=replace(step_config.lowerings, layout=layout))
@@ -201,7 +201,7 @@ class _LoweringRequest:
 
     def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
         """List the problems of the network with images in a layout."""
-        step_config = _lay_out(self.built.step_config, layout)
+        step_config = lay_out(self.built.step_config, layout)
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(
             step_config,
@@ -223,7 +223,7 @@ class _LoweringRequest:
         """Return the microseconds of the gradients with the best lowerings in a layout."""
         step_config = self.built.step_config
         policy = self.choose_in(layout).lowerings
-        network = _lay_out(step_config, layout).network.clone(policy=policy)
+        network = lay_out(step_config, layout).network.clone(policy=policy)
         with self.watch(f"the whole network in {layout.upper()}"):
             return time_gradients_us(
                 network, step_config, self.built.state, self.microbatch_size, self.backend.device

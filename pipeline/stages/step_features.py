@@ -289,14 +289,13 @@ def require_distinct(features: Sequence[StepFeature]) -> None:
     for name, count in names.items():
         if count > 1:
             raise RecipeError(f"train.features: has {count} features {name}; must have one")
-    differentiating = [f.name for f in features if has_moment(f, "differentiate")]
-    if len(differentiating) > 1:
-        both = " and ".join(differentiating[:2])
-        raise RecipeError(f"{both}: both compute the gradients; leave one out")
-    evaluated = [f.name for f in features if has_moment(f, "change_weights")]
-    if len(evaluated) > 1:
-        both = " and ".join(evaluated[:2])
-        raise RecipeError(f"{both}: both choose the weights of evaluations; leave one out")
+    choices = {"differentiate": "compute the gradients"}
+    choices["change_weights"] = "choose the weights of evaluations"
+    for moment, choice in choices.items():
+        acting = [feature.name for feature in features if has_moment(feature, moment)]
+        if len(acting) > 1:
+            both = " and ".join(acting[:2])
+            raise RecipeError(f"{both}: both {choice}; leave one out")
     owners = dict.fromkeys((*COLUMNS, *PLACES), "every step")
     for feature in features:
         for column in feature.columns:

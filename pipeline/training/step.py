@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import mul
 from typing import Any, TypeVar
 
 import jax
@@ -226,10 +227,8 @@ def _make_columns(
 
 def get_loss_scale(config: StepConfig, state: TrainState) -> Array | float:
     """Return the factor on the loss that the update divides by, float32 () or 1."""
-    scale: Array | float = 1.0
-    for feature in config.list_acting("get_loss_scale"):
-        scale = feature.get_loss_scale(state)
-    return scale
+    scales = [item.get_loss_scale(state) for item in config.list_acting("get_loss_scale")]
+    return reduce(mul, scales) if scales else 1.0
 
 
 def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:

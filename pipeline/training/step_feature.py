@@ -1,9 +1,8 @@
-"""Features of a training step: what it does besides computing a loss and updating parameters.
+"""Features of a training step: its actions besides computing a loss and updating parameters.
 
-A feature is an object with methods for the moments of a step at which it acts. It has only the
-methods that it needs. The step calls the features in the order of `StepConfig.features`, which
-is the order of `stages/step_features.py` for a recipe. Components of kind "feature" are listed
-in `train.features`.
+A feature is an object that overrides the methods of the moments of a step at which it acts. The
+step calls the features in the order of `StepConfig.features`, which is the order of
+`stages/step_features.py` for a recipe. Components of kind "feature" are listed in `train.features`.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ UpdateOptimizer = Callable[[Any], tuple[Any, Any]]
 
 
 class StepFeature:
-    """Base of the features of a step. The methods are in the order in which a step calls them.
-
-    A feature finds its state in `state.features[self.name]`.
-    """
+    """Base of the features of a step. A feature has its state in `state.features[self.name]`."""
 
     name: ClassVar[str]
     """Key of its state, of its sums and of its readings."""
@@ -133,7 +129,8 @@ class StepFeature:
         return gradients.values
 
     def get_loss_scale(self, state: TrainState) -> Array | float:
-        """Return a factor on the loss that the update divides by."""
+        """Return a factor on the loss that the update divides by. Factors of several features are
+        multiplied."""
         return 1.0
 
     def decide(
@@ -200,13 +197,13 @@ class StepFeature:
         return {}
 
     def change_weights(self, state: TrainState, params: Any) -> Any:
-        """Return the parameters that an evaluation uses. Its state is a dict that has those of the
+        """Return the parameters that an evaluation uses. Its state is a dict, which has the
         trained ones as `evaluated`, since checkpoints are read without the feature."""
         return params
 
 
 def has_moment(feature: StepFeature, moment: str) -> bool:
-    """Return whether a feature acts at a moment: whether it has the method."""
+    """Return whether a feature acts at a moment: whether it overrides the method."""
     return getattr(type(feature), moment) is not getattr(StepFeature, moment)
 
 
@@ -237,14 +234,11 @@ class FeatureContext:
     count_flops: Callable[[], float]
     """Returns the floating-point operations of the network's forward pass on one batch."""
     load_network: Callable[[Path], TrainedNetwork]
-    """Returns the network of a run. Raises RecipeError if it has other inputs or outputs."""
+    """Returns the network of a run. Raises ValueError if it has other inputs or outputs."""
 
 
 class FeatureSpec(Spec):
-    """A feature of the step in a recipe: the component of kind "feature".
-
-    Its `build` returns a `StepFeature`, whose methods are the moments at which it acts.
-    """
+    """A feature of the step in a recipe, a component of kind "feature"."""
 
     applies_network: ClassVar[bool] = False
     """Whether the feature applies the network, or another one, besides the step's forward pass."""

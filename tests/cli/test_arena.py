@@ -21,6 +21,7 @@ from tests.conftest import MLP, TINY
 Arena = Callable[..., int]
 KEYS = ("+recipe=lenet5_digits", *TINY, *MLP, "train.steps=12")
 SMALL = ("--trials", "2", "--seeds", "6")
+PLUS_RATE = ("--key", "++train.optimizer.lr", "--values", "0.1,0.2")
 
 
 @pytest.fixture
@@ -56,6 +57,15 @@ def arena(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arena
         (["+recipe=lenet5_digits", "dataset.folds.index=1"], "is set by arena"),
         (["+recipe=lenet5_digits", "train.minutes=3"], "must be a length in steps"),
         (["+recipe=lenet5_digits", "optimizer=sgd"], "is what arena compares"),
+        (["--key", "", "--values", "1,2"], "must be a key of the recipe"),
+        (["--key", "++", "--values", "1,2"], "must be a key of the recipe"),
+        (["--key", "", "--values", "foo,bar", "+recipe=lenet5_digits"], "must be a key"),
+        (["--key", "optimizer", "--values", "adamw,adamv"], "did you mean adam?"),
+        (["--key", "++optimizer", "--values", "adamw,adamv"], "did you mean adam?"),
+        (
+            [*PLUS_RATE, "+recipe=lenet5_digits", "train.optimizer.lr=0.1"],
+            "train.optimizer.lr: is what arena compares",
+        ),
     ],
 )
 def test_wrong_words_are_refused(
@@ -69,6 +79,17 @@ def test_wrong_words_are_refused(
     assert main(["arena", *words]) == 2
     assert problem in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_range_with_a_wrong_end_is_refused_before_the_first_run(
+    arena: Arena, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though the first trial, near the middle, is valid."""
+    words = ("--optimizers", "adam,adamw", "--seed", "1", "--trials", "6", "--out", "mine")
+    assert arena(*words, "--search", "train.optimizer.b1=0.5,1.6") == 2
+    assert "train.optimizer.b1 = " in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.data.columns import ColumnSpec, Targets
 from pipeline.inspect.report.write_report import write_report
-from pipeline.stages.build_checks import require_attackable
+from pipeline.stages.feature_facts import require_attackable
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.outcome import assert_equal_arrays, assert_same_run

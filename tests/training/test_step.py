@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -27,8 +28,9 @@ from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.first_order import ClipSpec, Momentum
 from pipeline.training.state import TrainState
-from pipeline.training.step import TrainStep, make_train_step
+from pipeline.training.step import TrainStep, get_loss_scale, make_train_step
 from pipeline.training.step_config import StepConfig
+from pipeline.training.step_feature import StepFeature
 from tests.step_rows import NAMES
 from tests.training.step_configs import change_config, read_image
 
@@ -267,6 +269,20 @@ def test_skipped_overflow_changes_only_scale_and_counts(loss_scale: LossScaling)
     assert (int(after.step), int(counts.skipped_steps), int(counts.bad_steps)) == (1, 1, 1)
     _, again = step.step(after, make_batch(), RATES)
     assert again.learning_rate == record.learning_rate == RATES[0]
+
+
+class Doubled(StepFeature):
+    name = "doubled"
+
+    def get_loss_scale(self, state: Any) -> float:
+        return 2.0
+
+
+def test_loss_scales_of_several_features_are_multiplied() -> None:
+    for features, scale in (([Doubled()] * 3, 8), ([], 1)):
+        config: Any = SimpleNamespace(list_acting=lambda _, listed=features: listed)
+        state: Any = None
+        assert get_loss_scale(config, state) == scale
 
 
 @pytest.mark.slow

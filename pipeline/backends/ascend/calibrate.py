@@ -24,6 +24,7 @@ from pipeline.backends.ascend.published.workloads import (
     Published,
     configure_row,
     parse_row,
+    require_pixels,
     trace_row,
 )
 from pipeline.core.errors import PipelineError, RunError, first_line, printable
@@ -223,7 +224,10 @@ def _parse_step(file: Path, number: int, row: Mapping[Any, Any], chip: str) -> P
         "source": file.name,
     }
     try:
-        return parse_row(values)
+        step = parse_row(values)
+        if cells.get("pixels"):
+            require_pixels(step)
+        return step
     except ValueError as error:
         raise MeasuredStepsError(f"{place}: {error}".replace("ms = ", "step_ms = ")) from error
 

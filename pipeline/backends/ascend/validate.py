@@ -61,6 +61,7 @@ from pipeline.backends.ascend.published.workloads import (
     load_published_steps,
     open_row,
     price_row,
+    require_pixels,
 )
 from pipeline.core.errors import PipelineError, RunError, UsageError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
@@ -129,12 +130,14 @@ def price_file(file: Path, chip: str = "ascend910", jobs: int = 1) -> tuple[Pric
     priced_chip = chipset(chip)
     try:
         rows = load_published_steps(file)
+        for row in rows:
+            require_pixels(row)
         if jobs == 1:
             return price_rows(rows, priced_chip)
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             parts = pool.map(price_rows, [[row] for row in rows], [priced_chip] * len(rows))
             return tuple(chain.from_iterable(parts))
-    except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
+    except (OSError, UnicodeError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
         raise RunError(
             f"{file}: not a table of steps ({error}); must be a CSV file with the columns "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.errors import FlaxError
 from flax.traverse_util import unflatten_dict
+from pydantic import TypeAdapter
 
 from pipeline.backends.base import Executable
 from pipeline.backends.graph.replay import find_largest_magnitude
@@ -39,18 +40,24 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split, Targets
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.inputs import NetworkInput, NetworkInputs
-from pipeline.data.ops.together import make_joint_ops
 from pipeline.data.padding.buckets import Padding, sort_buckets
 from pipeline.data.row_views import find_place
+from pipeline.data.series.series_columns import ScaleSeries
 from pipeline.data.tables.encode_table import EncodeTable
-from pipeline.data.transform import compute_column_specs
 from pipeline.engine.history import Examination
 from pipeline.inspect.autopsy.examine import Autopsy, NonFiniteSamples, compute_outcome, examine
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
-from pipeline.models.modules.network import Network
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.build import make_step_config
-from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
+from pipeline.stages.data import fit_ops
+from pipeline.stages.lower import (
+    LOWERINGS,
+    lay_out,
+    list_problems,
+    read_choice,
+    require_layout,
+    with_policy,
+)
 from pipeline.stages.record.run_directory import RECIPE
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.stages.runner.context import CompiledRun
@@ -78,6 +85,13 @@ _BATCH = {
     "count": "count",
 }
 """Fields of a batch by their names in `ARRAYS`."""
+_ENCODING_OPS: Mapping[str, type[MapOp]] = {
+    "encode_table": EncodeTable,
+    "scale_series": ScaleSeries,
+}
+"""Ops that are fitted on the training split, which no recipe has, by name."""
+MAX_CLASSES = 1_000_000
+"""Most outputs of a network that a reproducer may name."""
 
 
 def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examination:
@@ -91,16 +105,13 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
     reporter = context.reporter
     reporter.print_stage("autopsy", f"replaying step {step}, one operation at a time")
     state = gather_arrays(state)
-    weights = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
-    # NaN if a weight is NaN.
-    largest_weight = float(
-        np.max([find_largest_magnitude(np.asarray(leaf)) for leaf in weights], initial=0.0)
-    )
+    magnitudes = [find_largest_magnitude(weights) for weights in jax.tree.leaves(state.params)]
+    largest_weight = float(np.max(magnitudes, initial=0.0))  # NaN if a weight is NaN
     examined = Examination(largest_weight=largest_weight)
     try:
         # A signal may interrupt this: the state is saved already.
         with context.options.signals.allow_interrupts(), reporter.clock(f"examining step {step}"):
-            autopsy = _repeat_or_examine(run, state, step)
+            autopsy = _write_autopsy(run, state, step)
         if autopsy is not None:
             reporter.print_stage("autopsy", str(autopsy))
             finding = autopsy.finding
@@ -123,8 +134,9 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
     return Examination(**context.ranks.agree(lambda: asdict(examined), EXAMINATION_TIMEOUT_S))
 
 
-def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:
-    """Repeat a step in all processes; return the autopsy of the first one, None in the others."""
+def _write_autopsy(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:
+    """Repeat a step in all processes; in the first one, examine it and write the reproducer and the
+    autopsy. Return the autopsy, or None in the other processes."""
     batch = jax.tree.map(np.array, run.executable.loader.read_batch(step))
     state_before = jax.tree.map(np.array, state)
     step_config = select_phase(run.built.step_config, step - 1)
@@ -207,15 +219,16 @@ def write_inputs(
     }
     arrays = {path: np.asarray(leaf) for path, leaf in flatten_by_path(tree).items()}
     write_weights(folder / ARRAYS, arrays)
-    first_op = next(iter(step_config.train_ops), None)
+    targets = step_config.targets
+    encoding = [op for op in step_config.train_ops if op.name in _ENCODING_OPS]
     document = {
         "inputs": asdict(step_config.inputs),
-        "classes": len(step_config.targets),
+        "classes": len(targets),
+        "targets": targets.to_dict(),
         "frozen": list(step_config.frozen),
         "features": [feature.name for feature in step_config.features],
-        # The op that encodes rows of a table; None for other data.
-        "table": first_op.model_dump(mode="json") if isinstance(first_op, EncodeTable) else None,
-        "class_counts": list(step_config.targets.counts),
+        "encoding_ops": [op.model_dump(mode="json") for op in encoding],
+        "class_counts": list(targets.counts),
         "samples": batch.num_samples,
         "padded_column": step_config.padding.column,
         **facts,
@@ -239,19 +252,19 @@ def read_inputs(source: Path, key: str, required: str) -> Reproducer:
     Raises DataError, RecipeError and RunError."""
     recipe = read_run_recipe(source)
     tree = _read_arrays(source / ARRAYS)
-    try:
+    with _converting_faults(source / ARRAYS, "doesn't have the arrays of a step"):
+        batch = Batch(**{_BATCH[name]: array for name, array in tree["batch"].items()})
+        _require_samples(batch)
+    with _converting_faults(source / STEP, "does not describe a step"):
         document = read_json(source / STEP)
         facts = dict(document[key])
         facts[required]  # raises KeyError without it
-        samples = document["samples"]
+        num_samples = document["samples"]
         features = [str(name) for name in document["features"]]
-        arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
-        batch = Batch(**arrays, num_samples=None if samples is None else int(samples))
-        _require_samples(batch)
+        batch = replace(batch, num_samples=None if num_samples is None else int(num_samples))
         step_config = _make_step_config(recipe, document, batch)
+    with _converting_faults(source / ARRAYS, "doesn't have the arrays of this step"):
         state = _arrange_state(step_config, source / ARRAYS, tree["state"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(f"{source / STEP}: does not describe a step: {error}") from error
     try:
         jax.eval_shape(partial(compute_outcome, step_config), state, batch)
     except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
@@ -269,8 +282,17 @@ def read_inputs(source: Path, key: str, required: str) -> Reproducer:
     return Reproducer(step_config, state, batch, device, facts, left_out)
 
 
+@contextmanager
+def _converting_faults(file: Path, problem: str) -> Iterator[None]:
+    """Raise DataError, with the file and its problem, for an error of reading it in the body."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(f"{file}: {problem}: {error}") from error
+
+
 def _require_samples(batch: Batch) -> None:
-    """Raise ValueError unless a batch has between one and all of its rows."""
+    """Raise ValueError unless a batch has at least one sample, and at most one for each row."""
     rows = min(map(len, batch.columns.values()))
     if not 1 <= int(batch.count) <= rows:
         raise ValueError(f"the batch has {int(batch.count)} samples; must have from 1 to {rows}")
@@ -280,14 +302,12 @@ def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch)
     """Make the step's configuration from the recipe and `document`, the content of step.json."""
     inputs = _read_inputs(document["inputs"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
-    ops: tuple[MapOp, ...] = ()
-    if document["table"] is not None:
-        ops = (EncodeTable.model_validate(document["table"]),)
-        columns = compute_column_specs(ops, columns)
-    ops += make_joint_ops(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
-    counts = tuple(map(int, document["class_counts"]))
-    targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
+    targets = _read_targets(document)
+    encoding = _read_encoding_ops(document)
     spec = recipe.dataset
+    # The labels of sequences are classes to the ops.
+    classes = len(targets) if targets.task in ("classification", "sequence") else None
+    ops, _ = fit_ops(spec.train.ops, encoding, columns, classes, spec.ignore_index)
     # Reproducers of earlier versions have no padded column, and images alone had buckets.
     column = str(document.get("padded_column", "image"))
     padding = Padding(sort_buckets(spec.buckets or ()), spec.padding_mask, column)
@@ -295,6 +315,26 @@ def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch)
     frozen = tuple(map(str, document["frozen"]))
     others = [feature for feature in step_config.features if not isinstance(feature, Freezing)]
     return replace(step_config, features=(Freezing(frozen), *others))
+
+
+def _read_targets(document: Mapping[str, Any]) -> Targets:
+    """Return the targets that step.json describes. Raises KeyError, TypeError and ValueError."""
+    classes = int(document["classes"])
+    if not 0 <= classes <= MAX_CLASSES:
+        raise ValueError(f"classes = {classes}: must be from 0 to {MAX_CLASSES:,}")
+    # Reproducers of earlier versions describe classes alone.
+    facts = document.get("targets", {})
+    return TypeAdapter(Targets).validate_python(
+        {**facts, "names": tuple(map(str, range(classes))), "counts": document["class_counts"]}
+    )
+
+
+def _read_encoding_ops(document: Mapping[str, Any]) -> tuple[MapOp, ...]:
+    """Return the ops that step.json has, which precede the recipe's. Raises KeyError, TypeError and
+    ValueError."""
+    # Reproducers of earlier versions have a table's op alone, or null.
+    listed = document["encoding_ops"] if "encoding_ops" in document else [document["table"]]
+    return tuple(_ENCODING_OPS[op["name"]].model_validate(op) for op in listed if op is not None)
 
 
 def _read_inputs(document: Mapping[str, Any]) -> NetworkInputs:
@@ -334,12 +374,14 @@ def _apply_lowerings(
 ) -> StepConfig:
     """Return the configuration with the run's lowerings, if the run and this machine have them."""
     file = folder / LOWERINGS
-    network = step_config.network
-    if not file.exists() or not isinstance(network, Network):
+    if not file.exists():
+        return step_config
+    if step_config.lowerings is None and not hasattr(step_config.network, "policy"):
         return step_config
     choice = read_choice(file)
+    require_layout(step_config, choice.layout, file)
     size = compute_microbatch_size(batch.sample.shape[0], count_microbatches(step_config.features))
-    laid_out = replace(step_config, network=network.clone(layout=choice.layout))
+    laid_out = lay_out(step_config, choice.layout)
     problems = list_problems(laid_out, state, size, size)
     # The cache is the user's, since the recipe may come from a stranger.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
@@ -348,5 +390,4 @@ def _apply_lowerings(
         choose_lowerings(problems, device, tuning, lambda _: nullcontext())
     except RunError:
         return step_config
-    lowered = network.clone(policy=choice.lowerings, layout=choice.layout)
-    return replace(step_config, network=lowered)
+    return with_policy(laid_out, choice.lowerings)

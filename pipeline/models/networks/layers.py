@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
+from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.name_text import find_nearest
 from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import map_layers
@@ -34,6 +36,18 @@ Location = tuple[int | str, ...]
 
 MAX_USES = 1000
 """Most uses of all blocks together. Nested uses can grow exponentially."""
+MAX_VALUES = 100_000
+"""Most values, with those inside lists and objects, that all uses put in place of parameters. They
+can grow exponentially too."""
+
+
+@dataclass
+class _Expansion:
+    """The blocks of a recipe, and the sizes of what their uses have been replaced by so far."""
+
+    blocks: Blocks
+    num_uses: int = 0
+    num_values: int = 0
 
 
 @component("model")
@@ -50,9 +64,13 @@ class LayerList(LayeredModelSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand_uses(cls, values: Any) -> Any:
+    def _replace_uses(cls, values: Any) -> Any:
         if not isinstance(values, dict) or not isinstance(values.get("blocks"), dict):
             return values
+        for name in values["blocks"]:
+            if not isinstance(name, str):
+                text = f"the name of a block must be a text, such as block_{name}"
+                raise _to_error(text, ("blocks", str(name)), name)
         layers = expand_uses(values.get("layers"), values["blocks"], ("layers",))
         return {**values, "layers": layers}
 
@@ -76,23 +94,22 @@ class LayerList(LayeredModelSpec):
         return map_layers(set_classes, self.layers)
 
 
-def expand_uses(
-    node: Any,
-    blocks: Blocks,
-    location: Location,
-    parents: tuple[str, ...] = (),
-    uses: Counter[str] | None = None,
-) -> Any:
+def expand_uses(node: Any, blocks: Blocks, location: Location) -> Any:
     """Return `node`, which lies at `location` in the recipe, with a `Sequence` for every block use.
 
-    The layers of a block are validated here, so that a problem is reported at the block's location.
-    `parents` names the blocks that are being expanded, and `uses` counts the uses of every block so
-    far, for `MAX_USES`. Raises ValidationError.
+    The layers of a block are validated here, so that a problem is reported at the block's location,
+    or at a use whose value is the problem. Raises ValidationError.
     """
-    uses = Counter() if uses is None else uses
+    return _expand_node(_Expansion(blocks), node, location, ())
+
+
+def _expand_node(
+    expansion: _Expansion, node: Any, location: Location, parents: tuple[str, ...]
+) -> Any:
+    """Return `node` as `expand_uses` does; `parents` are the blocks that are being expanded."""
     if isinstance(node, Mapping):
         return {
-            key: expand_uses(value, blocks, (*location, key), parents, uses)
+            key: _expand_node(expansion, value, (*location, key), parents)
             for key, value in node.items()
         }
     if not isinstance(node, list):
@@ -102,12 +119,12 @@ def expand_uses(
     for index, entry in enumerate(node):
         if isinstance(entry, Mapping) and "use" in entry:
             use = _read_use(entry, (*location, index))
-            body = _expand_use(use, blocks, (*location, index), parents, uses)
+            body = _make_body(expansion, use, (*location, index), parents)
             scope = use.scope or _name_scope(use, scope_counts[use.block], (*location, index))
             expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
             scope_counts[use.block] += 1
         else:
-            expanded.append(expand_uses(entry, blocks, (*location, index), parents, uses))
+            expanded.append(_expand_node(expansion, entry, (*location, index), parents))
     return expanded
 
 
@@ -127,31 +144,66 @@ def _read_use(entry: Mapping[str, Any], location: Location) -> BlockUse:
         raise ValidationError.from_exception_data("BlockUse", problems) from None
 
 
-def _expand_use(
-    use: BlockUse, blocks: Blocks, location: Location, parents: tuple[str, ...], uses: Counter[str]
+def _make_body(
+    expansion: _Expansion, use: BlockUse, location: Location, parents: tuple[str, ...]
 ) -> Any:
     """Return the layers of the block, with the values of the use in place of parameters."""
-    name = use.block
+    name, blocks = use.block, expansion.blocks
     if name not in blocks:
         hint = _suggest(name, blocks)
         raise _to_error(f"there is no block {name!r}{hint}", (*location, "use"), name)
     if name in parents:
         chain = " -> ".join((*parents, name))
         raise _to_error(f"a block can't use itself: {chain}", (*location, "use"), name)
-    uses[name] += 1
-    if uses.total() > MAX_USES:
+    expansion.num_uses += 1
+    if expansion.num_uses > MAX_USES:
         raise _to_error(f"blocks are used more than {MAX_USES:,} times", (*location, "use"), name)
     _check_parameters(use, set(_find_parameters(blocks[name])), (*location, "with"))
-    # Other texts that begin with a dollar, such as `$classes`, don't change.
-    layers = map_texts(
-        lambda text: use.values.get(text[1:], text) if text.startswith("$") else text, blocks[name]
-    )
-    body = expand_uses(layers, blocks, ("blocks", name), (*parents, name), uses)
-    return _make_validator().validate_python({"blocks": {name: body}})["blocks"][name]
+    sizes = {parameter: _count_values(value) for parameter, value in use.values.items()}
+
+    def replace_parameter(text: str) -> Any:
+        # Other texts that begin with a dollar, such as `$classes`, don't change.
+        if not text.startswith("$") or text[1:] not in sizes:
+            return text
+        expansion.num_values += sizes[text[1:]]
+        if expansion.num_values > MAX_VALUES:
+            problem = f"parameters of blocks stand for more than {MAX_VALUES:,} values"
+            raise _to_error(problem, (*location, "with"), name)
+        return use.values[text[1:]]
+
+    layers = map_texts(replace_parameter, blocks[name])
+    body = _expand_node(expansion, layers, ("blocks", name), (*parents, name))
+    return _validate_body(use, body, location)
+
+
+def _count_values(value: Any) -> int:
+    """Return the number of values in nested lists and objects, which count themselves too."""
+    inner = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping | list | tuple):
+        return 1
+    return 1 + sum(map(_count_values, inner))
+
+
+def _validate_body(use: BlockUse, body: Any, location: Location) -> Any:
+    """Return the layers of a block. If only values of the use at `location` are the problem, they
+    are reported there."""
+    layers = {"blocks": {use.block: body}}
+    try:
+        return _make_validator().validate_python(layers)["blocks"][use.block]
+    except ValidationError as error:
+        problems = []
+        for details, line in zip(error.errors(), describe_problems(error, layers), strict=True):
+            value = details["input"]
+            name = next((name for name, used in use.values.items() if used is value), None)
+            if name is None:
+                raise
+            problems.append(_describe(f"makes {line}", (*location, "with", name), value))
+        raise ValidationError.from_exception_data("BlockUse", problems) from None
 
 
 def _name_scope(use: BlockUse, number: int, location: Location) -> str:
-    """Return the scope of a use without one. Raises ValidationError for another block name."""
+    """Return the scope of a use without one. Raises ValidationError for a block whose name
+    can't be part of a scope."""
     try:
         return _make_scope_validator().validate_python(f"{use.block}_{number}")
     except ValidationError:
@@ -194,10 +246,12 @@ def _find_parameters(node: Any) -> Iterator[str]:
 
 
 def _to_error(message: str, location: Location, value: Any) -> ValidationError:
-    details = InitErrorDetails(
-        type="value_error", loc=location, input=value, ctx={"error": ValueError(message)}
-    )
-    return ValidationError.from_exception_data("BlockUse", [details])
+    return ValidationError.from_exception_data("BlockUse", [_describe(message, location, value)])
+
+
+def _describe(message: str, location: Location, value: Any) -> InitErrorDetails:
+    context = {"error": ValueError(message)}
+    return InitErrorDetails(type="value_error", loc=location, input=value, ctx=context)
 
 
 def _suggest(name: str, names: Iterable[str]) -> str:

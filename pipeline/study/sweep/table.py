@@ -1,7 +1,7 @@
 """Table of a sweep: the changed keys and the result of each job.
 
-It is rewritten from the summaries of all jobs after each job, and at the end of the sweep. A large
-table isn't rewritten after every job.
+It is rewritten from the summaries of all jobs after a job, unless it is large and was rewritten
+recently, and at the end of the sweep.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -43,7 +44,6 @@ from pipeline.study.sweep.directory import (
 )
 from pipeline.study.sweep.verdict import SWEEPER as PAIRS
 from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
-from pipeline.training.target_metrics import LABEL_METRICS, MATCH_METRICS, NUMBER_METRICS
 
 TABLE = "sweep.csv"
 SINK_SIZE = "train.sink_size"
@@ -56,6 +56,8 @@ STUDY = "optuna"
 """The sweeper that prints the best trial itself, which may be an earlier run."""
 HIDDEN_COLUMNS = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that are not printed, to save space."""
+NO_METRICS = frozenset({"count"})
+"""Figures of an evaluation that are no columns."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +71,15 @@ class JobRow:
     def cells(self) -> dict[str, Any]:
         """Return the values by column, the job and its changed keys first."""
         summary = self.summary
+        metrics = {name: summary.metric(name) for name in summary.metrics if name not in NO_METRICS}
         return {
             "job": self.job,
             **self.changed,
             "status": summary.status,
+            # These columns are first, also if the first job has no metrics.
             "metrics.accuracy": summary.metric("accuracy"),
             "metrics.loss": summary.metric("loss"),
-            # The metrics of numbers, labels and pairs, if the job has any.
-            **{
-                f"metrics.{name}": value
-                for name in (*NUMBER_METRICS, *LABEL_METRICS, *MATCH_METRICS)
-                if (value := summary.metric(name)) is not None
-            },
+            **{f"metrics.{name}": value for name, value in metrics.items() if value is not None},
             "steps": summary.steps,
             **summary.time.model_dump(),
             **{f"modelled_{name}": value for name, value in summary.modelled.model_dump().items()},
@@ -90,7 +89,7 @@ class JobRow:
 
 
 def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
-    """Write and print the table, and return the largest exit status of a job.
+    """Write the table and pictures, print the results, and return the largest exit status of a job.
 
     With `is_shared`, processes of a launcher share the jobs, and the jobs that others still run are
     left out: launchers end all processes when a status isn't 0. Raises RunError without a job,
@@ -101,6 +100,14 @@ def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
         raise RunError(f"{sweep_dir}: has no job of a sweep")
     _write_rows(rows, sweep_dir / TABLE)
     _print_rows(rows, sweep_dir / TABLE)
+    _write_conclusion(sweep_dir, rows)
+    if is_shared:
+        rows = [row for row in rows if row.summary.status != "running"]
+    return max((row.summary.exits_with for row in rows), default=0)
+
+
+def _write_conclusion(sweep_dir: Path, rows: Sequence[JobRow]) -> None:
+    """Write the pictures, and print their paths and the verdict or the best job of a sweep."""
     for picture in write_pictures(sweep_dir, rows):
         print(printable(f"modelled gain of longer sinks: {picture}"))
     command = read_command(sweep_dir)
@@ -112,15 +119,10 @@ def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
             print(line)
     elif sweeper is None or sweeper.name != STUDY:
         _print_best(rows)
-    if is_shared:
-        rows = [row for row in rows if row.summary.status != "running"]
-    return max((row.summary.exits_with for row in rows), default=0)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
-    """Print the best job that is done, if any has a metric, unless jobs are folds."""
-    if all(set(row.changed) == {FOLD} for row in rows):
-        return
+    """Print the best job that is done, or of several folds the best mean, if any has a metric."""
     done = [row for row in rows if row.summary.status == "done"]
     metric = main_metric([row.summary.numbers() for row in done])
     if metric is None:
@@ -128,9 +130,26 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     values = [(row, row.summary.numbers().get(metric)) for row in done]
     rated_rows = [(row, value) for row, value in values if value is not None]
     choose = max if is_larger_better(metric) else min
+    if any(FOLD in row.changed for row in rows):
+        _print_best_mean(rated_rows, metric)
+        return
     best, value = choose(rated_rows, key=lambda rated_row: rated_row[1])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {format_changed(best.changed)}"))
     print_ties([(row.changed, value) for row, value in rated_rows], metric)
+
+
+def _print_best_mean(rated_rows: Sequence[tuple[JobRow, float]], metric: str) -> None:
+    """Print the best mean of a metric over folds, unless jobs differ by their folds alone. Settings
+    for which a fold has no metric aren't compared."""
+    by_settings: dict[str, list[float]] = {}
+    for row, value in rated_rows:
+        settings = {key: value for key, value in row.changed.items() if key != FOLD}
+        by_settings.setdefault(format_changed(settings), []).append(value)
+    most = max(map(len, by_settings.values()))
+    means = {name: fmean(values) for name, values in by_settings.items() if len(values) == most}
+    if set(by_settings) != {""}:
+        best = (max if is_larger_better(metric) else min)(means, key=means.__getitem__)
+        print(printable(f"best: mean {metric} {means[best]:.6g} of {most} folds: {best}"))
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
@@ -246,7 +265,8 @@ def _print_rows(jobs: Sequence[JobRow], file: Path) -> None:
         if row["status"] == "pruned":
             row["reason"] = None
     filled = {name for row in rows for name, value in row.items() if value is not None}
-    columns = [name for name in _list_columns(rows) if name in filled - HIDDEN_COLUMNS]
+    shown = filled - HIDDEN_COLUMNS
+    columns = [name for name in _list_columns(rows) if name in shown]
     table = Table(title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
     for name in columns:
         table.add_column(_format_head(name))
@@ -266,5 +286,5 @@ def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:,.0f}" if 1e4 <= value < 1e9 else f"{value:.4g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
     return shorten(printable(" ".join(str(value).split())), 80)

@@ -17,12 +17,14 @@ from pipeline.backends.ascend.published.scores import ClassedRow, PricedRow, loa
 from pipeline.backends.ascend.published.workloads import (
     ATLAS_A2,
     DESCRIBED,
+    DESCRIBED_LATER,
     PUBLISHED,
     SEALED,
     load_left_out,
     load_model_spec,
     load_published_steps,
     price_row,
+    require_pixels,
     trace_image_step,
     trace_row,
 )
@@ -72,11 +74,23 @@ def test_custom_step_has_the_price_of_the_same_recipe(
         (
             f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n",
             "network alexnot: must be a file of conf/model, such as resnet50, or be in "
-            "published/networks/workload_table.py; did you mean alexnet?",
+            "published/workloads.py or published/networks/workload_table.py; did you mean alexnet?",
         ),
         (
             f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',dbnet_wide_deep,', 1)}\n",
             "network dbnet_wide_deep: must be a file of conf/model",
+        ),
+        ("id,model\na,b\n", "(has no column family, batch, pixels, "),
+        (f'{HEAD}\n"{"a" * 200_000}",b\n', "not a table of steps (field larger than field limit"),
+        (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',ernie_bas,', 1)}\n", "mean ernie_base?"),
+        (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',swin_tt,', 1)}\n", "mean swin_t?"),
+        (
+            f"{HEAD}\n{ALEXNET.replace(',32,227,', ',32,1,')}\n",
+            "network alexnet: can't be priced with batch = 32, pixels = 1, classes = ",
+        ),
+        (
+            f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',dncnn,', 1)}\n",
+            "TR0341: pixels = 227: must be 40 for dncnn, whose samples have the shape (40, 40, 1)",
         ),
     ],
 )
@@ -102,6 +116,12 @@ def test_kernel_times_by_class_add_up_to_the_row(capsys: pytest.CaptureFixture[s
     assert {line.split()[0] for line in lines} == {cost.task.cost_class for cost in tasks}
     printed_ms = sum(float(line.split()[1]) for line in lines)
     assert printed_ms == pytest.approx(sum(task.us for task in tasks) / 1e3, abs=0.01 * len(lines))
+
+
+def test_rows_of_the_package_have_the_pixels_of_their_networks() -> None:
+    for file in (PUBLISHED, DESCRIBED, DESCRIBED_LATER, ATLAS_A2):
+        for row in load_published_steps(file):
+            require_pixels(row)
 
 
 def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

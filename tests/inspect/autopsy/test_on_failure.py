@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.data.columns import Split
+from pipeline.data.dataset_spec import BatchOp
 from pipeline.engine.history import Examination
 from pipeline.inspect.autopsy import on_failure
 from pipeline.inspect.autopsy.examine import Autopsy, NonFiniteSamples
@@ -187,6 +189,9 @@ DAMAGE = {
     "no JSON": lambda folder: (folder / "step.json").write_text("{"),
     "another JSON": lambda folder: (folder / "step.json").write_text('{"inputs": 3}'),
     "a class too many": lambda folder: _rewrite(folder, classes=11),
+    "too many classes to list": lambda folder: _rewrite(folder, classes=10**9),
+    "an unknown task": lambda folder: _rewrite(folder, targets={"task": "none"}),
+    "an op of no table": lambda folder: _rewrite(folder, encoding_ops=[{"name": "crop"}]),
     "an image of another shape": lambda folder: _rewrite(folder, inputs=_INPUTS),
 }
 _IMAGE = {"shape": ["x"], "dtype": "float32", "layout": "hwc"}
@@ -203,6 +208,71 @@ def test_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied: P
     damage(copied)
     with pytest.raises(DataError, match=str(copied)):
         autopsy([str(copied)])
+
+
+def test_fault_of_the_arrays_is_not_blamed_on_the_description(copied: Path) -> None:
+    arrays = dict(np.load(copied / "arrays.npz"))
+    arrays["batch/count"] = np.int32(99)
+    np.savez(copied / "arrays.npz", **arrays)
+    with pytest.raises(DataError, match=r"arrays\.npz: .*the batch has 99 samples"):
+        autopsy([str(copied)])
+
+
+def test_reproducer_of_an_earlier_version_is_read(copied: Path) -> None:
+    document = json.loads((copied / "step.json").read_text())
+    del document["targets"], document["encoding_ops"]
+    (copied / "step.json").write_text(json.dumps({**document, "table": None}))
+    assert autopsy([str(copied)]) == 0
+
+
+def _write_series(folder: Path) -> list[str]:
+    rows = [f"{row},{200 + row % 7}" for row in range(120)]
+    (folder / "small.csv").write_text("\n".join(["time,v", *rows]) + "\n")
+    return [
+        "dataset.package=null",
+        "dataset.time_column=time",
+        f"dataset.root={folder}/small.csv",
+    ]
+
+
+OF_OTHER_DATA = {
+    "standardised series": ("forecast_linear", ["train.optimizer.lr=1e25"], _write_series),
+    "numbers with a distribution": (
+        "diabetes_mlp",
+        ["loss=auto", "train.optimizer.lr=1e12"],
+        lambda _: [],
+    ),
+    "a table whose samples are mixed": (
+        "breast_cancer_mlp",
+        ["dataset.train.ops=[{name: mix_up, column: features}]", "train.optimizer.lr=1e30"],
+        lambda _: [],
+    ),
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("name", "keys", "write"), OF_OTHER_DATA.values(), ids=OF_OTHER_DATA.keys()
+)
+def test_step_of_other_data_is_computed_again_as_the_run_did(
+    name: str,
+    keys: list[str],
+    write: Callable[[Path], list[str]],
+    cache: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the ops that were fitted on the data, the targets of the data, and the ops' classes."""
+    keys = [*keys, *write(tmp_path), f"cache.root={cache}", "train.steps=30", "train.epochs=null"]
+    keys += ["eval.every_epochs=null", "monitor.tensorboard=false"]
+    with pytest.raises(RunError, match="Invalid loss"):
+        run(load_recipe(name, keys), tmp_path / "run")
+    found = json.loads((tmp_path / "run/autopsy.json").read_text())
+    assert found["reproduced"]
+    assert autopsy([str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.endswith("this is what the run has found\n")
+    ops = on_failure.read_reproducer(tmp_path / "run").step_config.train_ops
+    assert [op.classes for op in ops if isinstance(op, BatchOp)] == [2] * ("mix_up" in str(keys))
 
 
 class Healthy:

@@ -115,6 +115,34 @@ def test_schema_allows_a_block_use_in_every_list_of_layers() -> None:
         assert layers["items"]["anyOf"][0]["required"] == ["use"]
 
 
+def test_name_of_a_block_must_be_a_text() -> None:
+    said = problems(blocks={1: ["relu"], "a": ["relu"]}, layers=[{"use": "b"}, *HEAD])
+    assert said == {"blocks.1": "Value error, the name of a block must be a text, such as block_1"}
+
+
+def test_problem_of_a_value_is_located_at_the_use() -> None:
+    blocks = {"a": [{"name": "dense", "features": "$width"}], "b": [{"use": "a", "with": {}}]}
+    used = {"use": "a", "with": {"width": -1}}
+    said = problems(blocks=blocks, layers=["relu", used, *HEAD])
+    ((where, text),) = said.items()
+    assert where == "layers.1.with.width"
+    assert text.startswith("Value error, makes blocks.a.0.features = -1: must be a whole number")
+    blocks["b"] = [{"use": "a", "with": {"width": "$size"}}]
+    said = problems(blocks=blocks, layers=[{"use": "b", "with": {"size": -1}}, *HEAD])
+    assert set(said) == {"blocks.b.0.with.width"}
+
+
+@pytest.mark.parametrize("nested", [["$x", "$x"], {"a": "$x", "b": "$x"}], ids=["list", "object"])
+def test_values_that_grow_exponentially_are_refused(nested: Any) -> None:
+    blocks: dict[str, Any] = {
+        f"b{number}": [{"use": f"b{number + 1}", "with": {"x": nested}}] for number in range(60)
+    }
+    blocks["b60"] = [{"name": "dense", "features": "$x"}]
+    where, text = problem([{"use": "b0", "with": {"x": 1}}], blocks)
+    assert where.endswith(".with")
+    assert text == "Value error, parameters of blocks stand for more than 100,000 values"
+
+
 def expand(layers: list[Any], blocks: dict[str, Any] = BLOCKS) -> Any:
     return expand_uses(layers, blocks, ("layers",))
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from flax.errors import FlaxError
 from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -32,7 +33,7 @@ from pipeline.backends.ascend.published.networks.parts import Net
 from pipeline.backends.ascend.published.networks.workload_table import WORKLOADS
 from pipeline.backends.ascend.published.vision_networks import ConvNeXt, Swin, dbnet
 from pipeline.backends.ascend.report.priced_step import PricedStep
-from pipeline.core.errors import RunError
+from pipeline.core.errors import RunError, first_line
 from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.name_text import find_nearest
 from pipeline.core.files.paths import CONF
@@ -64,7 +65,7 @@ MINDCV = "MindSpore 2.x / mindcv"
 """`framework` of MindCV's rows, which have batch normalisation in float32 under O2."""
 
 VERSION = re.compile(r"(?:MindSpore |PyTorch |branch r)(\d+\.(?:\d+|x))")
-"""The version in a row's framework; MindSpore 2.x is priced as 2.0."""
+"""The version in a row's framework; 2.x is 2.0."""
 
 Quality = Literal["device", "at_most", "pair"]
 """Meaning of a row's time. `device`: the device's time. `at_most`: an upper bound of it, as the
@@ -86,10 +87,11 @@ class Published:
     """A published step time, and how to price the same step.
 
     `batch` is the batch size of one device, `ms` the time of a step. `pixels` is the height and
-    width of an image, or the number of fields of Wide & Deep. `fusion` has the parameters' indices
-    at which gradients are split into all-reduces. `op_launch_us` is the host's time to launch an
-    op; None: the chip's figure. `suspicion` is the reason why the host may have been slower than
-    the device, or empty.
+    width of an image, the number of fields of Wide & Deep or of tokens of ERNIE. A network of
+    `WORKLOADS` with samples of one shape has these, whatever `pixels` is. `fusion` has the
+    parameters' indices at which gradients are split into all-reduces. `op_launch_us` is the host's
+    time to launch an op; None: the chip's figure. `suspicion` is the reason why the host may have
+    been slower than the device, or empty.
     """
 
     id: str
@@ -117,14 +119,20 @@ class Published:
 
 @cache
 def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
-    """Return the rows of a table, in its order. Raises ValueError for an invalid row."""
-    with file.open(newline="", encoding="utf-8") as lines:
-        return tuple(parse_row(row) for row in csv.DictReader(lines))
+    """Return the rows of a table, in its order. Raises OSError, and ValueError for an invalid row
+    or another file."""
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            return tuple(parse_row(row) for row in csv.DictReader(lines))
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
 
 
 def parse_row(row: Mapping[str, str]) -> Published:
-    """Return a row of a table, by column. Raises KeyError, and ValueError for an invalid row."""
+    """Return a row of a table, by column. Raises ValueError for an invalid row."""
     names = [field.name for field in fields(Published) if field.name != "suspicion"]
+    if missing := [name for name in names if name not in row]:
+        raise ValueError(f"has no column {', '.join(missing)}")
     columns: Any = {name: row[name] for name in names}
     try:
         return Published(**columns, suspicion=row.get("suspicion") or "")
@@ -158,11 +166,11 @@ def load_model_spec(name: str) -> ModelSpec:
     file_name, changes = VARIANTS.get(name, (name, {}))
     files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
     if file_name not in files:
-        guess = find_nearest(name, (*files, *VARIANTS, *WORKLOADS))
+        guess = find_nearest(name, (*files, *VARIANTS, *TRACERS))
         question = f"; did you mean {guess}?" if guess else ""
         raise RunError(
             f"network {show(name)}: must be a file of conf/model, such as resnet50, or be in "
-            f"published/networks/workload_table.py{question}"
+            f"published/workloads.py or published/networks/workload_table.py{question}"
         )
     settings: Any = OmegaConf.to_container(OmegaConf.load(files[file_name]))
     settings |= changes
@@ -295,24 +303,49 @@ def _trace_wide_deep(row: Published) -> TracedStep:
     return trace_network(spec, row.batch, describe_fields(row.pixels), row.classes, ADAM)
 
 
-TEXT_DETECTORS = ("dbnet_resnet18", "dbnet_resnet50", "dbnet_mobilenet_v3_large")
-
-
-def trace_row(row: Published) -> TracedStep:
-    """Return the step of a published row. Raises RunError for an unknown network."""
-    if row.model in WORKLOADS:
-        return _trace_workload(row)
-    if row.model == "ernie_base":
-        return _trace_ernie(row)
-    if row.model in TEXT_DETECTORS:
-        return _trace_text_detector(row)
-    if row.model in ("swin_t", "convnext_tiny"):
-        return _trace_swin_or_convnext(row)
-    if row.model == "wide_deep":
-        return _trace_wide_deep(row)
+def _trace_classifier(row: Published) -> TracedStep:
+    """Return a step of a network of conf/model, or of `VARIANTS`, on images."""
     # MindCV recommends AdamW for networks like ViT (optim_factory.py of 0.3.0).
     optimizer = ADAMW if row.is_mindcv and row.family == "transformer" else MOMENTUM
     return trace_image_step(row.model, row.batch, row.pixels, row.classes, optimizer)
+
+
+TRACERS: Mapping[str, Callable[[Published], TracedStep]] = {
+    **dict.fromkeys(WORKLOADS, _trace_workload),
+    "ernie_base": _trace_ernie,
+    "dbnet_resnet18": _trace_text_detector,
+    "dbnet_resnet50": _trace_text_detector,
+    "dbnet_mobilenet_v3_large": _trace_text_detector,
+    "swin_t": _trace_swin_or_convnext,
+    "convnext_tiny": _trace_swin_or_convnext,
+    "wide_deep": _trace_wide_deep,
+}
+"""Functions of the networks that aren't classifiers of conf/model on images, by name."""
+
+
+def trace_row(row: Published) -> TracedStep:
+    """Return the step of a published row. Raises RunError for an unknown network, and for one that
+    can't have the row's samples."""
+    try:
+        return TRACERS.get(row.model, _trace_classifier)(row)
+    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
+        raise RunError(
+            f"network {show(row.model)}: can't be priced with batch = {row.batch}, pixels = "
+            f"{row.pixels}, classes = {row.classes}: {first_line(error)}"
+        ) from error
+
+
+def require_pixels(row: Published) -> None:
+    """Raise ValueError if a row has other pixels than the samples of its network, which have one
+    shape."""
+    workload = WORKLOADS.get(row.model)
+    sample = None if workload is None else workload.sample
+    # The first number is the height, and a row may also have the width.
+    if sample is not None and row.pixels not in sample[:2]:
+        raise ValueError(
+            f"{row.id}: pixels = {row.pixels}: must be {sample[0]} for {row.model}, whose samples "
+            f"have the shape {sample}"
+        )
 
 
 def load_left_out() -> Mapping[str, Calibration]:
@@ -332,7 +365,9 @@ def load_left_out() -> Mapping[str, Calibration]:
 def configure_row(row: Published) -> ExecutionConfig:
     """Return the options of a published row's run.
 
-    TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
+    TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine. Graphs
+    of MindSpore 2.x have the stack of 2.0. A version that chip/software.yaml doesn't have, such as
+    0.5 or 1.1, has the newest stack: the passes that it lacked aren't known.
     """
     name = "mindcv_graph" if row.is_mindcv else "mindspore_graph"
     if row.mode == "op_by_op":
