@@ -122,10 +122,11 @@ def test_op_is_named_by_its_place_in_the_recipe(key: str, cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_problems_of_loss_and_metrics_are_reported_together(tiny: Callable[..., Recipe]) -> None:
-    keys = ["loss=mse", "eval.metrics=[{name: macro_f1},{name: macro_f1}]"]
-    problems = _list_problems(tiny(*keys))
-    assert [problem.split(":")[0] for problem in problems] == ["train.loss = mse", "eval.metrics"]
+def test_problems_of_loss_and_metrics_are_reported_together(cache: Path) -> None:
+    keys = ["loss=binary_cross_entropy", "checkpoint.best=accuracy", f"cache.root={cache}"]
+    loss, best = _list_problems(load_recipe("diabetes_mlp", keys))
+    assert loss.startswith("train.loss = binary_cross_entropy: must be one for regression: ")
+    assert best.startswith("checkpoint.best = accuracy: must be a metric of regression: loss, mae")
 
 
 class Multiplied(nn.Module):
