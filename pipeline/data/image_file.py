@@ -1,8 +1,7 @@
-"""Image files, opened with limits on format, pixels and decoding work. Colours of masks."""
+"""Image files, opened with limits on format, pixels and decoding work."""
 
 from __future__ import annotations
 
-import colorsys
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image
+
+from pipeline.data.mask_colours import make_class_colours
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """Pillow's names of the formats that are read."""
@@ -47,10 +48,6 @@ _TRANSPOSES = {
 """Transposition that makes an image upright, by EXIF orientation. Orientation 1 is upright."""
 _SIDEWAYS = [_TRANSPOSES[orientation] for orientation in (5, 6, 7, 8)]
 """The transpositions that exchange height and width."""
-IGNORED_COLOUR = (128, 128, 128)
-"""RGB of pixels of a mask without a class."""
-_HUE_STEP = 0.6180339887498949
-"""Difference of successive hues, in turns. With the golden ratio any number of hues differ."""
 
 # Pillow warns of large images at another limit than MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -162,25 +159,6 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)
-
-
-def make_class_colours(classes: int) -> np.ndarray:
-    """Return a colour for each class, uint8 (classes, 3): first black, then hues far apart."""
-    colours = np.zeros((classes, 3), np.uint8)
-    for class_id in range(1, classes):
-        hue = (0.11 + class_id * _HUE_STEP) % 1
-        # Many classes have similar hues. Two brightnesses help to tell them apart.
-        brightness = 1.0 if class_id % 2 else 0.75
-        colours[class_id] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, brightness)))
-    return colours
-
-
-def draw_masks(mask: np.ndarray, classes: int) -> np.ndarray:
-    """Return masks of classes, int (..., H, W), as RGB, uint8 (..., H, W, 3). Values that aren't
-    classes get `IGNORED_COLOUR`."""
-    colours = np.concatenate([make_class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
-    is_class = (mask >= 0) & (mask < classes)
-    return colours[np.where(is_class, mask, classes)]
 
 
 def make_mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:

@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import IMAGES, Targets
-from pipeline.data.image_file import draw_masks
 from pipeline.data.inputs import Dataset
+from pipeline.data.mask_colours import draw_masks
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, has_constant_labels

@@ -10,10 +10,7 @@ from PIL import ExifTags, Image
 
 from pipeline.data.image_file import (
     FORMATS,
-    IGNORED_COLOUR,
     UNREADABLE_IMAGE,
-    draw_masks,
-    make_class_colours,
     make_mask_image,
     open_image,
     read_pixels,
@@ -100,17 +97,8 @@ def test_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
         require_complete(path, FORMATS, checked.append)
 
 
-def test_class_colors_are_distinct() -> None:
-    colours = make_class_colours(40)
-    assert colours[0].tolist() == [0, 0, 0]
-    assert len({tuple(colour) for colour in colours.tolist()}) == 40
-
-
-def test_mask_is_drawn_and_stored_by_class() -> None:
+def test_mask_is_stored_by_class() -> None:
     mask = np.array([[0, 1, 2], [255, 1, 0]])
-    picture = draw_masks(mask, 3)
-    np.testing.assert_array_equal(picture[0], make_class_colours(3))
-    assert tuple(picture[1, 0]) == IGNORED_COLOUR
     image = make_mask_image(mask, 3, (6, 4))
     assert image.size == (6, 4)
     np.testing.assert_array_equal(np.asarray(image), mask.repeat(2, axis=0).repeat(2, axis=1))

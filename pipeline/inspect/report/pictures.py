@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from pipeline.core.pages.charts import Curve, draw_curves
 from pipeline.core.pages.page import HEADS, Drawing
-from pipeline.data.image_file import draw_masks
+from pipeline.data.mask_colours import draw_masks
 from pipeline.engine.monitors.tensorboard_files import PICTURED_CHANNELS
 
 MAX_SIDE = 192

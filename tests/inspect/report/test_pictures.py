@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.data.image_file import IGNORED_COLOUR, draw_masks
+from pipeline.data.mask_colours import IGNORED_COLOUR, draw_masks
 from pipeline.inspect.report.pictures import (
     MAX_SIDE,
     can_picture,

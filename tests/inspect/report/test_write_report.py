@@ -19,7 +19,7 @@ from PIL import Image
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
-from pipeline.data.image_file import IGNORED_COLOUR, draw_masks
+from pipeline.data.mask_colours import IGNORED_COLOUR, draw_masks
 from tests.command_line import infer, report
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
