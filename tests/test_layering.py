@@ -97,6 +97,7 @@ LAZY_MODULES = {
     "pipeline.core.plugins.loading",
     "pipeline.data.copies.download",
     "pipeline.data.tables.fit_table",
+    "pipeline.data.text.text_format",
     "pipeline.study.sweep.jobs",
     "pipeline.engine.sink",
     "pipeline.training.step_config",

@@ -214,6 +214,7 @@ COVERED = {
         "columns of folders",
     ),
     "pipeline.data.tables.parquet_child": ("hostile/test_parquet_files.py", "files good and bad"),
+    "pipeline.data.text.tokenizer_file": ("data/text/test_tokenizer.py", "with the tokenizers"),
     "pipeline.data.text.tokenizer_child": ("hostile/test_tokenizer_files.py", "files good and bad"),
     # The loop.
     "pipeline.engine.batches": ("engine/test_sink.py", "batches of custom loops"),

@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.text.text_format import read_tokenizer
-from pipeline.data.text.tokenizer import Tokenizer, parse_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_file import parse_tokenizer
 from tests.data.text.made_up import WORDS, tokenizer_json
 
 TEXT = "the cat sat " + "a" * 50 + "! "
@@ -90,7 +91,7 @@ def test_endless_expression_is_limited(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each place of the text takes less than the library's limit; all of them take days."""
-    monkeypatch.setattr("pipeline.data.text.tokenizer._BASE_CPU_S", 3)
+    monkeypatch.setattr("pipeline.data.text.tokenizer_file._BASE_CPU_S", 3)
     tokenizer = parse_tokenizer(tokenizer_json(pre_tokenizer=splitting(r"\w*\w*\d\z")))
     message = refusal(tokenizer, "a" * 4_000 + "!", capfd)
     assert (

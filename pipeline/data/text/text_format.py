@@ -25,11 +25,9 @@ from pipeline.data.text.file_names import TOKENIZER
 from pipeline.data.text.tokenizer import (
     UNKNOWN,
     ByteTokenizer,
-    LibraryTokenizer,
     Tokenizer,
     make_character_tokenizer,
     make_word_tokenizer,
-    parse_tokenizer,
 )
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
@@ -66,7 +64,7 @@ class TextFormat:
     @property
     def adds_special(self) -> bool:
         """Whether the numbers 0 to 2 are `SPECIAL_TOKENS`, and the tokenizer's tokens follow."""
-        return self.predicts != "next_token" and not isinstance(self.tokenizer, LibraryTokenizer)
+        return self.predicts != "next_token" and not self.tokenizer.has_special_tokens
 
     @property
     def vocabulary(self) -> int:
@@ -141,6 +139,9 @@ def write_tokenizer(folder: Path, text: TextFormat) -> None:
 
 def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
     """Read a tokenizer.json. Raises DataError if it can't be read or isn't one."""
+    # Imported here, since most runs make their tokenizers.
+    from pipeline.data.text.tokenizer_file import parse_tokenizer
+
     try:
         return parse_tokenizer(read_bytes(path, MAX_TOKENIZER_BYTES), special_tokens=special_tokens)
     except OSError as error:

@@ -21,7 +21,8 @@ from pipeline.data.text.text_format import (
     read_tokenizer,
     write_tokenizer,
 )
-from pipeline.data.text.tokenizer import ByteTokenizer, CharacterTokenizer, parse_tokenizer
+from pipeline.data.text.tokenizer import ByteTokenizer, CharacterTokenizer
+from pipeline.data.text.tokenizer_file import parse_tokenizer
 from tests.data.text.made_up import tokenizer_json
 
 LETTERS = CharacterTokenizer("abc")

@@ -18,8 +18,8 @@ from pipeline.data.text.tokenizer import (
     WordTokenizer,
     make_character_tokenizer,
     make_word_tokenizer,
-    parse_tokenizer,
 )
+from pipeline.data.text.tokenizer_file import parse_tokenizer
 from tests.data.text.made_up import WORDS, tokenizer_json
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
