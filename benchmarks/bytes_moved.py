@@ -447,6 +447,8 @@ def main() -> None:
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     add_save(parser, "bytes_moved.md")
     args = parser.parse_args()
+    if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
     figures = {}
     for network in args.networks.split(","):
         for precision in args.precisions.split(","):

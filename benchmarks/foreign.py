@@ -27,6 +27,7 @@ import copy
 import json
 import multiprocessing
 import resource
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -159,6 +160,8 @@ def main() -> None:
     if args.float64 and (unknown := [name for name in names if name not in done]):
         parser.error(f"--float64: {', '.join(unknown)}: must be in the file of --rows")
     missing = [] if args.page else [name for name in names if name not in done or args.networks]
+    if args.float64:  # Rows without figures have no others in float64.
+        missing = [name for name in names if not done[name].refusal and not args.page]
     if missing:
         _import_all()
     for name in missing:
@@ -240,6 +243,9 @@ def compare_apart(
         package, _, family = name.partition("/")
         spent = f"{limits.processor_s} s of a processor, {limits.memory_bytes >> 30} GiB"
         reason = f"ended with status {process.exitcode} (limits: {spent})"
+        if known is not None:
+            print(f"{name}: float64 {reason}", file=sys.stderr)
+            return known
         return Comparison(package, family, refusal=reason)
     finally:
         process.join()

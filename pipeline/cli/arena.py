@@ -28,11 +28,13 @@ from pipeline.study.arena.arena_page import (
 )
 from pipeline.study.arena.contest import (
     DEFAULT_OPTIMIZERS,
+    KEPT,
     OPTIMIZER,
     SHIPPED,
     Contest,
     Workload,
     choose_baseline,
+    is_in_section,
     make_custom_workload,
     parse_searches,
     parse_values,
@@ -121,16 +123,18 @@ def make_contest(overrides: Sequence[str], options: ArenaOptions) -> Contest:
         raise UsageError([f"--key {typed}"], "must be a key of the recipe, such as model.dropout")
     if options.key is not None and options.optimizers:
         raise UsageError(["--optimizers", "--key"], "must not be given together")
+    if any(is_in_section(bare_key, [item]) or is_in_section(item, [bare_key]) for item in KEPT):
+        raise UsageError([f"--key {typed}"], "must be another key: arena sets it")
     if options.values is not None:
         values = parse_values(f"--values {options.values}", key, options.values)
     else:
         values = tuple(options.optimizers or DEFAULT_OPTIMIZERS)
+    option = "--optimizers" if options.values is None else "--values"
     if key == OPTIMIZER:
-        option = "--optimizers" if options.values is None else "--values"
         _require_optimizers(values, option)
     if any(get_key(item) == bare_key for item in overrides):
         raise UsageError([bare_key], "is what arena compares; must not be among the recipe's keys")
-    require_values(key, values)
+    require_values(option, values)
     return Contest(
         key=key,
         values=values,

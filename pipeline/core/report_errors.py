@@ -67,7 +67,7 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 
 def is_unread(stream: IO[str]) -> bool:
     """Return whether a stream is a pipe whose reader has closed it. Other pipes may break, too."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):
         poll = select.poll()
         poll.register(stream.fileno(), 0)  # 0: nothing but errors and hang-ups
         return bool(poll.poll(0))

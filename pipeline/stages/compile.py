@@ -344,7 +344,7 @@ def count_blocks(network: nn.Module) -> int:
         if isinstance(value, tuple):
             return sum(map(count, value))
         if isinstance(value, standard.Sequence | standard.Gate | standard.Views):
-            return value.repetitions * count(value.body)
+            return value.count_repetitions() * count(value.body)
         return 0
 
     return count(network.layers) if isinstance(network, Network) else 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr
@@ -28,7 +29,7 @@ def find_probabilities(jaxpr: ClosedJaxpr) -> str | None:
             (_Result("logistic") as one, _Result("sub", (whole, other)))
             | (_Result("sub", (whole, other)), _Result("logistic") as one),
         ) if not isinstance(whole, _Result):
-            return "sigmoid" if whole == 1 and _are_equal(one, other) else None
+            return "sigmoid" if np.all(np.asarray(whole) == 1) and _are_equal(one, other) else None
     return None
 
 

@@ -60,6 +60,9 @@ def arena(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arena
         (["--key", "", "--values", "1,2"], "must be a key of the recipe"),
         (["--key", "++", "--values", "1,2"], "must be a key of the recipe"),
         (["--key", "", "--values", "foo,bar", "+recipe=lenet5_digits"], "must be a key"),
+        (["--key", "seed", "--values", "1,2"], "--key seed: must be another key: arena sets it"),
+        (["--key", "train.steps", "--values", "9,8"], "must be another key: arena sets it"),
+        (["--key", "optimizer", "--values", "adamw,adamw"], "--values adamw,adamw: must be diff"),
         (["--key", "optimizer", "--values", "adamw,adamv"], "did you mean adam?"),
         (["--key", "++optimizer", "--values", "adamw,adamv"], "did you mean adam?"),
         (

@@ -227,7 +227,7 @@ CASES = {
     ),
     "loss scale of nothing": (
         ["train.loss_scale=0"],
-        "train.loss_scale: 0 must be a finite number from 1.175e-38",
+        "train.loss_scale: 0 must be a finite number from 1.1754943508222875e-38",
     ),
     "dynamic scale that never grows": (
         ["train.loss_scale={name: dynamic, factor: 1}"],

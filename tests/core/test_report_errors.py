@@ -88,3 +88,18 @@ def test_closed_pipe_that_is_not_stdout_is_an_error(capfd: pytest.CaptureFixture
 def test_exit_of_a_command_is_left_alone() -> None:
     with pytest.raises(SystemExit, match="3"):
         report_errors(lambda: sys.exit(3), debug=False)
+
+
+def test_closed_pipe_behind_a_wrapper_of_stdout_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Wrapper:
+        def write(self, text: str) -> None:
+            """Ignore it."""
+
+        def flush(self) -> None:
+            """Do nothing."""
+
+    monkeypatch.setattr(sys, "stdout", Wrapper())
+    assert report_errors(lambda: failing(BrokenPipeError(32, "Broken pipe")), debug=False) == 1
+    assert "Broken pipe" in capfd.readouterr().err

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 
@@ -64,6 +65,7 @@ def other_pair(x: Any) -> Any:
         (other_pair, None),
         (lambda x: jnp.concatenate([jax.nn.sigmoid(x), x - 3], 1), None),
         (lambda x: jnp.concatenate([jax.nn.sigmoid(x), 2 - jax.nn.sigmoid(x)], 1), None),
+        (lambda x: jnp.concatenate([np.ones((2, 3)) - x, jax.nn.sigmoid(x)], 1), None),
         (jax.nn.silu, None),
         (lambda x: x / x.sum(), None),
         (lambda x: jax.nn.softmax(x) @ jnp.eye(3), None),

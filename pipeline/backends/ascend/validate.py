@@ -21,6 +21,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from datetime import date
 from itertools import chain
@@ -128,15 +129,26 @@ def price_file(file: Path, chip: str = "ascend910", jobs: int = 1) -> tuple[Pric
     Raises RunError for a file that isn't such a table, ChipError for an unknown chip.
     """
     priced_chip = chipset(chip)
-    try:
+    with _refusing_other_tables(file):
         rows = load_published_steps(file)
-        for row in rows:
+    for row in rows:
+        try:
             require_pixels(row)
+        except ValueError as error:
+            raise RunError(f"{file}, {row.id}: {error}") from error
+    with _refusing_other_tables(file):
         if jobs == 1:
             return price_rows(rows, priced_chip)
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             parts = pool.map(price_rows, [[row] for row in rows], [priced_chip] * len(rows))
             return tuple(chain.from_iterable(parts))
+
+
+@contextmanager
+def _refusing_other_tables(file: Path) -> Iterator[None]:
+    """Raise RunError for an error of a file that isn't a table of steps."""
+    try:
+        yield
     except (OSError, UnicodeError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
         raise RunError(
@@ -372,7 +384,10 @@ def describe_row(row_id: str, files: Sequence[Path], chip: str) -> Iterator[str]
 
     Raises RunError if no file has the row, ChipError for an unknown chip.
     """
-    rows = {row.id: row for file in files for row in load_published_steps(file)}
+    rows: dict[str, Published] = {}
+    for file in files:
+        with _refusing_other_tables(file):
+            rows |= {row.id: row for row in load_published_steps(file)}
     if row_id not in rows:
         names = ", ".join(file.name for file in files)
         raise RunError(f"--row {row_id}: must be a row of {names}: {', '.join(rows)}")

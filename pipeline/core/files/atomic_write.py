@@ -266,14 +266,14 @@ def try_lock_folder(folder: Path) -> Iterator[Lock | None]:
     another machine can acquire the file's lock until the holder's next `Lock.keep`.
     """
     with (
-        hold_folder(folder) as is_free,
+        try_hold_folder(folder) as is_free,
         lock_file(folder / LOCK, wait=False) if is_free else nullcontext() as lock,
     ):
         yield lock
 
 
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[bool]:
+def try_hold_folder(folder: Path) -> Iterator[bool]:
     """Hold the lock on a folder itself, which leaves no file, without waiting; yield False if
     another process of this machine holds it. Raises OSError if it can't be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

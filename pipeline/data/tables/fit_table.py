@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def read_json_lines(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     """Read a file with a JSON object on each line. A name that an object lacks is a missing value,
     as null is. Raises OSError, and ValueError with the line of another object."""
     require_room(_ROOM_PER_BYTE * path.stat().st_size, "its table")
+    kind_of = cache(kind_of)
     numbers: list[int] = []
     fields: dict[str, list[str]] = {}
     num_chars = 0

@@ -263,7 +263,7 @@ def read_inputs(source: Path, key: str, required: str) -> Reproducer:
         features = [str(name) for name in document["features"]]
         batch = replace(batch, num_samples=None if num_samples is None else int(num_samples))
         step_config = _make_step_config(recipe, document, batch)
-    with _converting_faults(source / ARRAYS, "doesn't have the arrays of this step"):
+    with _converting_faults(source / ARRAYS, "doesn't have the arrays that step.json describes"):
         state = _arrange_state(step_config, source / ARRAYS, tree["state"])
     try:
         jax.eval_shape(partial(compute_outcome, step_config), state, batch)

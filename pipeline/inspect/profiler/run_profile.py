@@ -254,7 +254,7 @@ class RunProfiler:
             events = self.executable.traced
             cache_dir = cache_root(recipe.cache)
             profile, operations = profile_with_peaks(run, events, backend.device, cache_dir)
-            for problem in list_unknown_points(recipe.profile, operations.operations):
+            for problem in list_unknown_points(recipe.profile, operations.times):
                 self._reporter.warn(problem)
             evidence = self._collect_evidence(run, profile, state)
             verdict = decide(evidence)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import convert_write_errors, hold_folder, write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, try_hold_folder, write_whole
 from pipeline.core.files.csv_file import format_csv
 from pipeline.core.files.folder_write import make_folder, remove_if_failed
 from pipeline.data.batch import Batch
@@ -54,7 +54,7 @@ def write_bundle(
     with (
         convert_write_errors(folder),
         make_folder(folder),
-        hold_folder(folder) as is_held,
+        try_hold_folder(folder) as is_held,
         remove_if_failed(folder, (SAMPLES, *FILES) if is_held else ()),
     ):
         if not is_held:

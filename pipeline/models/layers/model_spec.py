@@ -116,8 +116,7 @@ class LayerSpec(Spec):
     """The layer's name in parameter paths; null: its kind and a number (`conv_0`, `conv_1`,
     ...)."""
 
-    @property
-    def repetitions(self) -> int:
+    def count_repetitions(self) -> int:
         """How often the layers inside it are applied, each time with other weights."""
         return 1
 
@@ -268,7 +267,7 @@ def count_layers(layers: tuple[object, ...], counted: int = 0) -> int:
         counted += 1
         if counted > MAX_LAYERS:
             raise ValueError(f"more than {MAX_LAYERS:,} layers, including inner layers")
-        for _ in range(layer.repetitions):
+        for _ in range(layer.count_repetitions()):
             counted = count_layers(_list_fields(layer), counted)
     return counted
 

@@ -335,8 +335,7 @@ class Sequence(LayerSpec):
     body: Layers
     repeat: Count = 1
 
-    @property
-    def repetitions(self) -> int:
+    def count_repetitions(self) -> int:
         return self.repeat
 
 

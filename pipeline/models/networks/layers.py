@@ -173,7 +173,7 @@ def _make_body(
 
     layers = map_texts(replace_parameter, blocks[name])
     body = _expand_node(expansion, layers, ("blocks", name), (*parents, name))
-    return _validate_body(use, body, location)
+    return _validate_body(use, body, blocks[name], location)
 
 
 def _count_values(value: Any) -> int:
@@ -184,21 +184,33 @@ def _count_values(value: Any) -> int:
     return 1 + sum(map(_count_values, inner))
 
 
-def _validate_body(use: BlockUse, body: Any, location: Location) -> Any:
-    """Return the layers of a block. If only values of the use at `location` are the problem, they
-    are reported there."""
+def _validate_body(use: BlockUse, body: Any, block: Any, location: Location) -> Any:
+    """Return the layers of a block, whose `body` has the values of its use. If only values of the
+    use at `location` are the problem, they are reported there."""
     layers = {"blocks": {use.block: body}}
     try:
         return _make_validator().validate_python(layers)["blocks"][use.block]
     except ValidationError as error:
         problems = []
         for details, line in zip(error.errors(), describe_problems(error, layers), strict=True):
-            value = details["input"]
-            name = next((name for name, used in use.values.items() if used is value), None)
-            if name is None:
+            name = _find_parameter(block, details["loc"][2:])
+            if name not in use.values:
                 raise
-            problems.append(_describe(f"makes {line}", (*location, "with", name), value))
+            place = (*location, "with", name)
+            problems.append(_describe(f"makes {line}", place, details["input"]))
         raise ValidationError.from_exception_data("BlockUse", problems) from None
+
+
+def _find_parameter(block: Any, location: Location) -> str | None:
+    """Return the parameter that a block has at a location, or around it; None if it has another
+    value there."""
+    for part in location:
+        # Other parts are names of components, which the recipe has no key for.
+        has_key = isinstance(block, Mapping) and part in block
+        if has_key or (isinstance(block, list) and isinstance(part, int)):
+            block = block[part]
+    is_parameter = isinstance(block, str) and block.startswith("$")
+    return block[1:] if is_parameter else None
 
 
 def _name_scope(use: BlockUse, number: int, location: Location) -> str:

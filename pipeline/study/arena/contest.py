@@ -413,9 +413,9 @@ def parse_search(text: str, key: str, values: Sequence[str]) -> tuple[str | None
     return owners[0], SearchRange(searched, low, high)
 
 
-def require_values(key: str, values: Sequence[str]) -> None:
-    """Raise UsageError if values are too few, too many or equal."""
-    words = [f"{'--optimizers' if key == OPTIMIZER else '--values'} {','.join(values)}"]
+def require_values(option: str, values: Sequence[str]) -> None:
+    """Raise UsageError if values of an option are too few, too many or equal."""
+    words = [f"{option} {','.join(values)}"]
     if not LEAST_VALUES <= len(values) <= MOST_VALUES:
         raise UsageError(words, f"must be {LEAST_VALUES} to {MOST_VALUES} values")
     if len(set(values)) < len(values):

@@ -23,6 +23,7 @@ from rich.table import Table
 from pipeline.core.errors import RunError, printable, shorten
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.csv_file import format_csv
+from pipeline.core.files.value_text import count_noun
 from pipeline.core.pages.charts import (
     draw_frame,
     format_points,
@@ -54,7 +55,9 @@ BYTES_PER_S = 750
 """Average rate at which a table may be rewritten."""
 STUDY = "optuna"
 """The sweeper that prints the best trial itself, which may be an earlier run."""
-HIDDEN_COLUMNS = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
+HIDDEN_COLUMNS = re.compile(
+    r"modelled_(sink_size|bound)|exit_status|metrics\.(train_\w+|top5|precision|recall|f1)"
+)
 """Columns of the file that are not printed, to save space."""
 NO_METRICS = frozenset({"count"})
 """Figures of an evaluation that are no columns."""
@@ -140,16 +143,21 @@ def _print_best(rows: Sequence[JobRow]) -> None:
 
 def _print_best_mean(rated_rows: Sequence[tuple[JobRow, float]], metric: str) -> None:
     """Print the best mean of a metric over folds, unless jobs differ by their folds alone. Settings
-    for which a fold has no metric aren't compared."""
-    by_settings: dict[str, list[float]] = {}
+    without a metric of each fold aren't compared."""
+    by_settings: dict[str, dict[Any, float]] = {}
     for row, value in rated_rows:
         settings = {key: value for key, value in row.changed.items() if key != FOLD}
-        by_settings.setdefault(format_changed(settings), []).append(value)
-    most = max(map(len, by_settings.values()))
-    means = {name: fmean(values) for name, values in by_settings.items() if len(values) == most}
-    if set(by_settings) != {""}:
+        by_settings.setdefault(format_changed(settings), {})[row.changed.get(FOLD)] = value
+    folds = {fold for values in by_settings.values() for fold in values}
+    means = {
+        name: fmean(values.values())
+        for name, values in by_settings.items()
+        if values.keys() == folds
+    }
+    if means and set(by_settings) != {""}:
         best = (max if is_larger_better(metric) else min)(means, key=means.__getitem__)
-        print(printable(f"best: mean {metric} {means[best]:.6g} of {most} folds: {best}"))
+        over = count_noun(len(folds), "fold")
+        print(printable(f"best: mean {metric} {means[best]:.6g} of {over}: {best}"))
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
@@ -265,7 +273,7 @@ def _print_rows(jobs: Sequence[JobRow], file: Path) -> None:
         if row["status"] == "pruned":
             row["reason"] = None
     filled = {name for row in rows for name, value in row.items() if value is not None}
-    shown = filled - HIDDEN_COLUMNS
+    shown = {name for name in filled if not HIDDEN_COLUMNS.fullmatch(name)}
     columns = [name for name in _list_columns(rows) if name in shown]
     table = Table(title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
     for name in columns:

@@ -146,7 +146,7 @@ def _convert_number(value: Any) -> Any:
     are."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not MIN_SCALE <= value < float("inf"):
-            raise ValueError(f"{value} must be a finite number from {MIN_SCALE:.4g}")
+            raise ValueError(f"{value} must be a finite number from {MIN_SCALE}")
         return {"name": "fixed", "scale": value, "drop_overflow_update": False}
     return value
 

@@ -138,7 +138,7 @@ def test_table_that_no_factor_comes_from_says_what_is_missing(
     [
         ("lenet55,32,2.0,ascend910", "step 1: network lenet55: must be a file of conf/model, "),
         ("stable_diffusion,32,2.0,ascend910", "workload_table.py; did you mean stable_diffusion_"),
-        ("onnx,32,2.0,ascend910", "step 1: file = null: must name the file"),
+        ("onnx,32,2.0,ascend910", "classes = 10: file = null: must name the file"),
         ("torch,32,2.0,ascend910", "step 1: network torch: needs settings"),
         ("lenet5,99999999,2.0,ascend910", "step 1: batch_size = 99999999: makes a batch of"),
         ("lenet5,32,2000000,ascend910", "no factor from 0.1 to 10 on the device explains these"),

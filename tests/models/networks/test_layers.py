@@ -132,6 +132,18 @@ def test_problem_of_a_value_is_located_at_the_use() -> None:
     assert set(said) == {"blocks.b.0.with.width"}
 
 
+def test_equal_value_of_a_block_is_not_blamed_on_the_use() -> None:
+    blocks = {"a": [{"name": "dense", "features": 0}, {"name": "dropout", "rate": "$rate"}]}
+    said = problems(blocks=blocks, layers=[{"use": "a", "with": {"rate": 0}}, *HEAD])
+    assert set(said) == {"blocks.a.0.dense.features"}
+
+
+def test_list_of_a_use_is_blamed() -> None:
+    blocks = {"a": [{"name": "conv", "features": 4, "kernel": "$kernel"}]}
+    said = problems(blocks=blocks, layers=[{"use": "a", "with": {"kernel": [3, 0]}}, *HEAD])
+    assert set(said) == {"layers.0.with.kernel"}
+
+
 @pytest.mark.parametrize("nested", [["$x", "$x"], {"a": "$x", "b": "$x"}], ids=["list", "object"])
 def test_values_that_grow_exponentially_are_refused(nested: Any) -> None:
     blocks: dict[str, Any] = {

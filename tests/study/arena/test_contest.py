@@ -217,7 +217,7 @@ def test_range_of_an_absent_value_is_refused() -> None:
 )
 def test_wrong_values_are_refused(values: tuple[str, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        require_values("optimizer", values)
+        require_values("--optimizers", values)
 
 
 def test_baseline_is_adamw_or_the_first_value() -> None:

@@ -77,6 +77,22 @@ def test_settings_are_ranked_by_their_mean_over_folds(
     assert f"best: mean accuracy 0.65 of 2 folds: {RATE}=0.1\n" in printed
 
 
+def test_settings_with_different_folds_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_rate = {0.1: {0: 0.9, 1: 0.9}, 0.2: {1: 0.95, 2: 0.5}}
+    jobs = [
+        ({FOLD: fold, RATE: rate}, {"accuracy": accuracy, "f1": accuracy})
+        for rate, values in by_rate.items()
+        for fold, accuracy in values.items()
+    ]
+    _write_jobs(tmp_path, jobs)
+    conclude_sweep(tmp_path)
+    printed = capsys.readouterr().out
+    assert "best:" not in printed
+    assert "f1" not in printed
+
+
 def test_no_fold_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write_jobs(tmp_path, [({FOLD: fold}, {"accuracy": fold / 2}) for fold in range(2)])
     conclude_sweep(tmp_path)

@@ -198,7 +198,7 @@ def _refuse_implausible(figure: Figure, info: ValidationInfo) -> Figure:
     bounds = (limits for ending, limits in BOUNDS.items() if name.endswith(ending))
     low, high = next(bounds, (MIN_FIGURE, MAX_FIGURE))
     if value and not low <= value <= high:
-        unit = "" if name.endswith("_count") else f" {find_unit(name)}"
+        unit = "" if name.endswith(("_count", "_ratio")) else f" {find_unit(name)}"
         raise ValueError(f"{value:g} must be from {low:g} to {high:g}{unit}")
     return figure
 

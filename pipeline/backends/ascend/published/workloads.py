@@ -343,7 +343,7 @@ def require_pixels(row: Published) -> None:
     # The first number is the height, and a row may also have the width.
     if sample is not None and row.pixels not in sample[:2]:
         raise ValueError(
-            f"{row.id}: pixels = {row.pixels}: must be {sample[0]} for {row.model}, whose samples "
+            f"pixels = {row.pixels}: must be {sample[0]} for {row.model}, whose samples "
             f"have the shape {sample}"
         )
 
