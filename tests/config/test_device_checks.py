@@ -197,12 +197,15 @@ def test_recipe_has_its_number_of_shards(devices: int, batch_size: int, shards: 
     [
         (3, [], "parallel.devices = 3: must divide parallel.shards = 8"),
         pytest.param(
-            16, [], "parallel.devices = 16: must divide parallel.shards = 8", marks=pytest.mark.slow
+            16,
+            ["parallel.mode=data", "parallel.shards=8"],
+            "parallel.devices = 16: must divide parallel.shards = 8",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             2,
             ["train.batch_size=33"],
-            "parallel.devices = 2: must divide parallel.shards = 1",
+            "train.batch_size = 33: must have 2 shards of equal size",
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -64,15 +64,6 @@ def test_training_and_evaluation_images_are_disjoint(tmp_path: Path) -> None:
     assert seen.isdisjoint(image.tobytes() for image in data.eval.columns["image"][:])
 
 
-def test_pixels_brighter_than_the_source_are_noted(tmp_path: Path) -> None:
-    data = small("digits", tmp_path)
-    assert data.train.columns["image"][:].max() > 200
-    assert data.notes == (
-        "pixels are 0 to 254; white is 16 in digits, by which its ops may scale them",
-    )
-    assert small("mnist", tmp_path).notes == ()
-
-
 def test_misspelt_name_in_the_facts_of_a_source_is_raised() -> None:
     class Sized(Digits):
         width: int
