@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline.core.registry import component
 from pipeline.data.columns import Column, RawData, Split, Targets
+from pipeline.data.dataset_roots import RootlessDatasetSpec
 from pipeline.data.image_facts import ImageFacts
-from pipeline.data.sources.roots import RootlessDatasetSpec
 
 _ARRAYS = Path(__file__).with_name("digits.npz")
 

@@ -27,6 +27,7 @@ from pipeline.data.columns import (
     make_number_targets,
     require_trained_range,
 )
+from pipeline.data.dataset_roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.dataset_spec import require_distinct
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
@@ -49,7 +50,6 @@ from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tfrecord_file import index_tfrecord
 from pipeline.data.sources.class_folders import EVAL_FOLDERS, require_within
 from pipeline.data.sources.image_folder import ImageSize
-from pipeline.data.sources.roots import LocalDatasetSpec, RequiredRoot
 
 MAX_CLASSES = 1 << 20
 Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]

@@ -19,6 +19,7 @@ from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import FilePath, Seq, component
 from pipeline.data.columns import RawData, Split, Targets, Task, make_number_targets
+from pipeline.data.dataset_roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.selections import Readable
@@ -28,7 +29,6 @@ from pipeline.data.sources.image_columns import (
     describe_pages,
     make_image_columns,
 )
-from pipeline.data.sources.roots import LocalDatasetSpec, RequiredRoot
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 MAX_TABLE_BYTES = 512 * 2**20

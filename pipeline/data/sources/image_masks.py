@@ -22,6 +22,7 @@ from pipeline.data.columns import (
     Targets,
     require_trained_range,
 )
+from pipeline.data.dataset_roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.dataset_spec import require_distinct
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
@@ -43,7 +44,6 @@ from pipeline.data.sources.image_columns import (
     require_readable,
 )
 from pipeline.data.sources.image_folder import ImageSize
-from pipeline.data.sources.roots import LocalDatasetSpec, RequiredRoot
 
 MASKS = FileKind("mask", (".png", ".bmp", ".tif", ".tiff"), "PNG, BMP and TIFF")
 """Files in lossless formats, which keep the classes."""

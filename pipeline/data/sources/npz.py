@@ -22,9 +22,9 @@ from pipeline.data.columns import (
     make_number_targets,
     require_trained_range,
 )
+from pipeline.data.dataset_roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.padding.buckets import SIZE, RaggedArray, RaggedColumn, make_ragged_array
-from pipeline.data.sources.roots import LocalDatasetSpec, RequiredRoot
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")

@@ -15,6 +15,7 @@ from pipeline.core.files.name_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import FilePath, Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split, Targets, make_number_targets
+from pipeline.data.dataset_roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, split_rows
 from pipeline.data.series.series_columns import fit_scale, read_times
@@ -26,7 +27,6 @@ from pipeline.data.series.series_files import (
     resolve_root,
     stack_series,
 )
-from pipeline.data.sources.roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import RawTable

@@ -14,10 +14,10 @@ from pydantic import PositiveInt, field_validator
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import component, list_components
 from pipeline.data.columns import RawData, SampleUnit, Split, Targets
+from pipeline.data.dataset_roots import RootlessDatasetSpec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.image_facts import ImageFacts
-from pipeline.data.sources.roots import RootlessDatasetSpec
 
 _PATTERN_SEED = 0
 _TRAIN_SEED = 1
@@ -70,16 +70,7 @@ class Synthetic(DatasetSpec):
             train=draw_split(patterns, sizes.train_size, _TRAIN_SEED),
             eval=draw_split(patterns, sizes.eval_size, _EVAL_SEED),
             targets=Targets(tuple(str(label) for label in range(sizes.classes))),
-            notes=self._describe_pixels(),
         )
-
-    def _describe_pixels(self) -> tuple[str, ...]:
-        """Return a note if the pixels of the other source have another white."""
-        white = cast(type[DatasetSpec], list_components("dataset")[self.like]).brightest
-        if white == self.brightest:
-            return ()
-        scale = f"white is {white} in {self.like}, by which its ops may scale them"
-        return (f"pixels are 0 to 254; {scale}",)
 
 
 def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:

@@ -23,10 +23,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import FilePath, Location, Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split, Targets, Task, make_number_targets
+from pipeline.data.dataset_roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
-from pipeline.data.sources.roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
 from pipeline.data.tables.fit_table import (
     FitOptions,
