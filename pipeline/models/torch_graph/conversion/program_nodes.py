@@ -5,6 +5,7 @@ A region sets a mode, such as `torch.no_grad`.
 
 from __future__ import annotations
 
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from pipeline.models.torch_graph.graph import describe_place
 
 # fmt: off
 VIEWS = frozenset((
-    "alias", "as_strided", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as",
-    "flatten", "getitem", "mT", "movedim", "narrow", "numpy_T", "permute", "reshape", "reshape_as",
-    "select", "slice", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "to",
-    "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+    "_reshape_alias", "alias", "as_strided", "broadcast_to", "chunk", "contiguous", "detach",
+    "diagonal", "expand", "expand_as", "flatten", "getitem", "mT", "movedim", "narrow", "numpy_T",
+    "permute", "reshape", "reshape_as", "select", "slice", "split", "split_with_sizes", "squeeze",
+    "swapaxes", "swapdims", "t", "to", "transpose", "type_as", "unbind", "unflatten", "unfold",
+    "unsqueeze", "view", "view_as",
 ))
 # fmt: on
 """Operators whose result may share the memory of their first argument."""
@@ -26,7 +28,7 @@ what the region reads after it."""
 
 
 def parse_base_name(full_op: str) -> str:
-    """Return `add_` for `aten.add_.TorchTensor`."""
+    """Return `add_` for `aten.add_.Tensor`."""
     return full_op.split(".")[1] if full_op.count(".") else full_op
 
 
@@ -109,7 +111,8 @@ def _refuse_changes(region: Any, activations: frozenset[Any]) -> None:
 def _find_memory(node: Any) -> Any:
     """Return the node in a region whose memory the result of a view or in-place call shares."""
     while node.op == "call_function" and node.args and hasattr(node.args[0], "op"):
-        name = parse_base_name(str(node.target))
+        is_item = node.target is operator.getitem
+        name = "getitem" if is_item else parse_base_name(str(node.target))
         if name not in VIEWS and not name.endswith("_"):
             break
         node = node.args[0]

@@ -293,6 +293,15 @@ def changed_in_place(_: Any, y: Any) -> Any:
     return y
 
 
+def changed_part(_: Any, y: Any) -> Any:
+    """A half of an activation that changes without its gradient."""
+    y = y * 2
+    with torch.no_grad():
+        first, _ = y.chunk(2, 1)
+        first.mul_(3)
+    return y
+
+
 def packed(net: Any, y: Any) -> Any:
     """Saved tensors that are rounded."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.round(), lambda t: t):
@@ -313,6 +322,7 @@ REFUSED = {
     "its control flow must not depend on values of tensors": lambda _, y: Branches.apply(y),
     r"a hook on the gradient of a tensor, by register_hook, \(test_custom_fun": hooked,
     "a tensor changes in place under torch.no_grad in the network": changed_in_place,
+    r"changes in place under torch\.no_grad": changed_part,
     "saved_tensors_hooks .* isn't supported": packed,
     "torch.autograd.grad without create_graph=True in a forward pass": (
         lambda _, y: torch.autograd.grad((y**2).sum(), y)[0]

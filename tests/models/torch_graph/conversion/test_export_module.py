@@ -115,7 +115,23 @@ def through_views(_: Any, y: Any) -> Any:
     return y
 
 
-@pytest.mark.parametrize("change", [in_place_chain, through_views])
+def through_windows(_: Any, y: Any) -> Any:
+    """A value that is changed after windows of it, which share its memory."""
+    y = y * 1
+    windows = y.unfold(3, 2, 1)
+    y.add_(1)
+    return windows.sum(-1)
+
+
+def through_copies(_: Any, y: Any) -> Any:
+    """A value that is changed after it was broadcast."""
+    y = y * 1
+    wide = y.broadcast_to((2, *y.shape))
+    y.add_(1)
+    return wide.sum(0)
+
+
+@pytest.mark.parametrize("change", [in_place_chain, through_views, through_windows, through_copies])
 def test_in_place_changes_match_torch(change: Any) -> None:
     assert_as_in_torch(Net(change))
 
