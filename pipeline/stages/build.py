@@ -156,11 +156,8 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         traced, (logits, variables) = _trace_network(step_config, seed)
-    if traced and recipe.train.loss.reads_logits and (ending := find_probabilities(traced)):
-        reporter.warn(
-            f"model {recipe.model.name}: ends in {ending}, and train.loss = "
-            f"{recipe.train.loss.name} reads outputs as logits; end in the values before it"
-        )
+    if traced and recipe.train.loss.reads_logits:
+        _warn_of_probabilities(recipe, traced, reporter)
     step_config = fit_metrics(recipe, dataset, step_config, logits.shape[1:])
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
@@ -193,6 +190,14 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     if resolve_level(recipe) != "O0" or recipe.train.to_float:
         reporter.print_stage("precision", _format_precision(recipe))
     return built
+
+
+def _warn_of_probabilities(recipe: Recipe, traced: ClosedJaxpr, reporter: Reporter) -> None:
+    if ending := find_probabilities(traced):
+        reporter.warn(
+            f"model {recipe.model.name}: ends in {ending}, and train.loss = "
+            f"{recipe.train.loss.name} reads outputs as logits; end in the values before it"
+        )
 
 
 def _schedule_run(recipe: Recipe, steps_per_epoch: int, reporter: Reporter) -> RunSchedule:
