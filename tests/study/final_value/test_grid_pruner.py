@@ -135,7 +135,7 @@ def test_sweep_ends_poor_jobs_and_keeps_the_best(
         ),
         (
             ["hydra/sweeper/pruner=estimate", "hydra.sweeper.pruner._target_=pipeline.none.Pruner"],
-            "hydra/sweeper/pruner=estimate: needs pipeline.none.Pruner, which this installation",
+            "hydra/sweeper/pruner = pipeline.none.Pruner: must be estimate or none; others compare",
         ),
     ],
 )
