@@ -22,6 +22,7 @@ from pipeline.models.layers.standard import (
     Tanh,
 )
 from pipeline.models.lowerings.problem import Layout, Problem, RecordingPolicy
+from pipeline.models.lowerings.tune import rule
 from pipeline.models.lowerings.tune.rule import choose_layout_by_rule
 from pipeline.models.modules.network import Network
 from tests.models.build import conf_model, initialise, network, random, shapes
@@ -129,6 +130,21 @@ LENET = conf_model("lenet5").layers_for(10)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chwn_is_chosen_for_few_channels_on_cpu(dtype: str) -> None:
     assert choose_layout_by_rule(problems(LENET, (32, 32, 32, 1), dtype), "cpu") == "chwn"
+
+
+@pytest.mark.parametrize("has_onednn", [True, False])
+def test_nhwc_is_chosen_for_large_convolutions_where_onednn_is(
+    monkeypatch: pytest.MonkeyPatch, has_onednn: bool
+) -> None:
+    monkeypatch.setattr(rule, "may_have_onednn", lambda platform: has_onednn)
+    image = (32, 32, 32, 3)
+    # 85 and 42 million operations of the convolution.
+    large, small = (
+        problems((Conv(features=features, kernel=3), Flatten(), Dense(features=10)), image)
+        for features in (48, 24)
+    )
+    assert choose_layout_by_rule(large, "cpu") == ("nhwc" if has_onednn else "chwn")
+    assert choose_layout_by_rule(small, "cpu") == "chwn"
 
 
 def test_nhwc_is_chosen_for_other_networks_and_devices() -> None:

@@ -45,10 +45,8 @@ def list_scopes(device: jax.Device) -> tuple[str, ...]:
 
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
     """Find the engines: XLA, and oneDNN if it passes its probe, whose result is in `folder`."""
-    may_have_onednn = sys.platform == "linux" and platform.machine() == "x86_64"
-    may_have_onednn &= get_platform(device.platform).is_host
     dtype = WIDENED.get(dtype, dtype)
-    if may_have_onednn and _passes_probe(dtype, folder):
+    if may_have_onednn(device.platform) and _passes_probe(dtype, folder):
         if is_library_installed():
             # Imported here, since few installations have it.
             from pipeline.models.lowerings.tune.onednn_library import open_library
@@ -59,6 +57,12 @@ def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engi
                 open_library(folder / "onednn", kind, f"{describe_device(device)}, at most {limit}")
         return frozenset(("xla", "onednn"))
     return frozenset(("xla",))
+
+
+def may_have_onednn(device_platform: str) -> bool:
+    """Return whether jaxlib has oneDNN for a platform of JAX: for a processor that is x86-64."""
+    is_host = get_platform(device_platform).is_host
+    return is_host and sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def _passes_probe(dtype: str, folder: Path) -> bool:
