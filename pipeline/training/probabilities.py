@@ -12,9 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr
 
-PASSED_ON = frozenset(
-    ("convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim", "copy")
-)
+PASSED_ON = {"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose"}
 """Primitives that change no value, except by rounding."""
 
 
@@ -67,11 +65,9 @@ def _move_axes(result: _Result, equation: Any) -> _Result:
     """Return a result with the axes that a primitive of `PASSED_ON` moves."""
     if "permutation" in equation.params:
         return replace(result, axes=tuple(result.axes[n] for n in equation.params["permutation"]))
-    before, after = (
-        [(size, prod(shape[axis + 1 :])) for axis, size in enumerate(shape)]
-        for shape in (equation.invars[0].aval.shape, equation.outvars[0].aval.shape)
-    )
+    shapes = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     # A reshaped axis is the same if its size and its stride are.
+    before, after = ([(n, prod(shape[i + 1 :])) for i, n in enumerate(shape)] for shape in shapes)
     origins = dict(zip(before, result.axes, strict=True))
     return replace(result, axes=tuple(map(origins.get, after)))
 
