@@ -324,10 +324,7 @@ def make_step_config(
         optimizer=optimizer,
         init_rules=recipe.model.init.rules,
         features=features,
-        metrics=(
-            *metrics,
-            *(metric.ignore_label(ignore_index) for metric in recipe.eval.metrics),
-        ),
+        metrics=(*metrics, *(metric.ignore_label(ignore_index) for metric in recipe.eval.metrics)),
         padding=padding,
         shards=make_shards(recipe.parallel, train.batch_size, devices=1),
     )

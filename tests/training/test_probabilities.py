@@ -36,6 +36,12 @@ def exponents_sum(x: Any) -> Any:
     return jnp.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)
 
 
+def printed(x: Any) -> Any:
+    """A softmax after an equation without results."""
+    jax.debug.print("{}", x)
+    return jax.nn.softmax(x)
+
+
 def other_sum(x: Any) -> Any:
     """A quotient of exponents of two inputs, by one jitted function."""
     exponent = jax.jit(lambda x: jnp.exp(x))
@@ -52,9 +58,18 @@ def other_pair(x: Any) -> Any:
     [
         (jax.nn.softmax, "softmax"),
         (exponents, "softmax"),
-        (lambda x: nn.softmax(x @ jnp.eye(3)).astype("bfloat16").reshape(-1), "softmax"),
+        (lambda x: nn.softmax(x @ jnp.eye(3)).astype("bfloat16").reshape(1, 2, 3), "softmax"),
+        (lambda x: jax.nn.softmax(x.T[None], 1).swapaxes(1, 2), "softmax"),
+        (lambda x: jax.nn.softmax(x[:, None])[:, 0], "softmax"),
+        (lambda x: jax.nn.softmax(x, 0), None),
+        (lambda x: jax.nn.softmax(x, (0, 1)), None),
+        (lambda x: jax.nn.softmax(x.reshape(1, 2, 3, 1), (1, 2)), None),
+        (lambda x: jax.nn.softmax(x).T, None),
+        (lambda x: jax.nn.softmax(x).reshape(-1), None),
+        (lambda x: jnp.concatenate([1 - jax.nn.sigmoid(x), jax.nn.sigmoid(x)], 0), None),
         (jax.jit(jax.jit(jax.nn.softmax)), "softmax"),
         (jax.nn.sigmoid, "sigmoid"),
+        (printed, "softmax"),
         (pair, "sigmoid"),
         (shift, "softmax"),
         (lambda x: pair(x)[:, ::1], "sigmoid"),

@@ -80,7 +80,7 @@ class Conv3d(LayerSpec):
 @component("layer")
 class ConvTranspose(LayerSpec):
     """The transpose of a convolution, which adds each pixel times the kernel to an output window.
-    With `same` the output has size * stride positions; with `valid`, all that a window reaches."""
+    The output has size * stride positions; with `valid` max(0, kernel - stride) more."""
 
     name: Literal["conv_transpose"] = "conv_transpose"
     features: Features

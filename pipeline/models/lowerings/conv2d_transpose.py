@@ -44,9 +44,9 @@ def conv2d_transpose(
     """Spread images (batch, height, width, channels) by the strides and slide a kernel over them.
 
     The kernel is (height, width, channels // groups, features), of the same dtype, and not rotated,
-    as in `jax.lax.conv_transpose`. With "SAME" the result has size * stride positions, with "VALID"
-    all positions that the kernel reaches. `policy` chooses how the result and the gradients are
-    computed. Forward-mode differentiation isn't supported.
+    as in `jax.lax.conv_transpose`. The result has size * stride positions, with "VALID" also the
+    kernel's size - stride more if that is above 0. `policy` chooses how the result and the
+    gradients are computed. Forward-mode differentiation isn't supported.
     """
     rows, columns, _, _ = kernel.shape
     height = x.shape[1] * strides[0]

@@ -144,17 +144,17 @@ def multiply_dense(inputs: Array, kernel: Array, policy: LoweringPolicy = DEFAUL
     Forward-mode differentiation isn't supported if the policy chooses a lowering for the product or
     for a gradient, or if the inputs are a matrix with at most `FEW_FEATURES` features."""
     channels, features = kernel.shape
+    rows = prod(inputs.shape[:-1])
 
     def make_problem(role: Role) -> DenseProblem:
-        batch = prod(inputs.shape[:-1])
-        return DenseProblem(role, batch, channels, features, str(inputs.dtype))
+        return DenseProblem(role, rows, channels, features, str(inputs.dtype))
 
     plan = plan_layer(policy, make_problem)
     is_transposed = inputs.ndim == 2 and features <= FEW_FEATURES
     if inputs.dtype != kernel.dtype or (plan.is_default and not is_transposed):
         return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
-    rows = inputs.reshape(-1, inputs.shape[-1])
-    return _differentiable_product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
+    product = _differentiable_product(plan, inputs.reshape(rows, channels), kernel)
+    return product.reshape(*inputs.shape[:-1], features)
 
 
 _DensePlan = LayerPlan[DenseProblem]

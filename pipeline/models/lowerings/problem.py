@@ -220,14 +220,9 @@ class ConvolutionProblem:
         return 1 < self.window.groups == self.channels == self.features
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of a value in the computation."""
-        return get_compute_bytes(self.dtype)
-
-    @property
     def sample_bytes(self) -> int:
         """Bytes of one image."""
-        return prod(self.window.sizes) * self.channels * self.itemsize
+        return prod(self.window.sizes) * self.channels * get_compute_bytes(self.dtype)
 
     def __str__(self) -> str:
         w = self.window

@@ -26,8 +26,9 @@ DOWN, UP, MAGNITUDE = "lora_down", "lora_up", "lora_magnitude"
 ADAPTER_NAMES = (DOWN, UP, MAGNITUDE)
 TABLES = ("table", "embedding")
 """Names of matrices that are tables of embeddings or positions, which have no adapters."""
-INPUTS_FIRST = ("kernel",)
-"""Names of matrices (inputs, outputs); others are PyTorch's, (outputs, inputs)."""
+INPUTS_FIRST = ("kernel", "router")
+"""Ends of names of matrices (inputs, outputs), such as `recurrent_kernel`; others are PyTorch's,
+(outputs, inputs)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class AdapterRule:
 
     def require_fit(self, params: Mapping[str, Any]) -> None:
         """Raise ValueError for a pattern that covers no matrix, two matrices in one scope, and a
-        rank that isn't below both sizes of a matrix."""
+        rank above a size of a matrix."""
         require_covered(self.targets, self.list_matrices(params), "matrices", "targets: ")
         flat = flatten_dict(dict(params))
         scopes: dict[LayerPath, LayerPath] = {}
@@ -115,7 +116,7 @@ class AdapterRule:
 
 def _orient(path: LayerPath, matrix: Array) -> Array:
     """Return a matrix as (inputs, outputs), or such a matrix as `path` has it."""
-    return matrix if path[-1] in INPUTS_FIRST else matrix.T
+    return matrix if path[-1].endswith(INPUTS_FIRST) else matrix.T
 
 
 class _Adapted:

@@ -22,12 +22,7 @@ from flax import linen as nn
 from jax import Array, lax
 
 from pipeline.models.layers import standard
-from pipeline.models.layers.model_spec import (
-    InitSpec,
-    LayerSpec,
-    Padding,
-    looks_up_rows,
-)
+from pipeline.models.layers.model_spec import InitSpec, LayerSpec, Padding, looks_up_rows
 from pipeline.models.layers.path_patterns import SAMPLE_LOSSES, is_frozen
 from pipeline.models.layers.precision import Products, TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
@@ -403,10 +398,7 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
 
 
 def compute_pads(
-    sizes: Sequence[int],
-    window: Sequence[int],
-    strides: Sequence[int],
-    padding: WindowPadding,
+    sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: WindowPadding
 ) -> tuple[Pair, ...]:
     """Return the pads (before, after) of each axis; `window` has the kernel's dilated sizes."""
     if padding == "causal":

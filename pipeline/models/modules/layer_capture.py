@@ -175,8 +175,9 @@ class _Taps:
             self.modules[path] = module.clone(parent=None, name=None)
         elif not is_conv and not isinstance(module, nn.Dense):
             return outputs
-        window, layout = _read_window(module, args[0]) if is_conv else (None, "nhwc")
-        return self.tap(path, args[0], outputs, window, layout)
+        inputs = args[0] if args else next(iter(kwargs.values()))
+        window, layout = _read_window(module, inputs) if is_conv else (None, "nhwc")
+        return self.tap(path, inputs, outputs, window, layout)
 
     def tap(
         self, path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import jax
@@ -157,12 +157,32 @@ def _compute_max_pool(layer: standard.MaxPool, x: Array, context: LayerContext) 
         return pool_max(x, window, strides, pads, context.policy)
 
 
+def average_pool(
+    x: Array, window: Sequence[int], strides: Sequence[int], pads: Sequence[Pair]
+) -> Array:
+    """Return the mean of every window of x (batch, ..., channels), without padding, in x's type.
+
+    Values are summed in float32, in which no sum of 16-bit values overflows; for an emulated chip
+    in the type of x, as its kernel sums them."""
+
+    def compute(x: Array) -> Array:
+        return nn.avg_pool(x, window, strides, pads, count_include_pad=False)
+
+    def compute_wide(x: Array) -> Array:
+        return compute(x.astype(jnp.float32))
+
+    if x.dtype.itemsize >= 4:
+        return compute(x)
+    platforms = dict.fromkeys(("cpu", "cuda", "rocm", "tpu"), compute_wide)
+    mean: Array = jax.lax.platform_dependent(x, **platforms, default=compute)
+    return mean.astype(x.dtype)
+
+
 @computes(standard.AvgPool)
 def _compute_avg_pool(layer: standard.AvgPool, x: Array, context: LayerContext) -> Array:
     window, strides, pads = _find_windows(layer, x, context)
     with jax.named_scope(context.name):
-        mean = nn.avg_pool(x, window, strides, pads, count_include_pad=False)
-        return mean.astype(x.dtype)
+        return average_pool(x, window, strides, pads)
 
 
 @computes(standard.GlobalAvgPool)
@@ -218,14 +238,14 @@ def _compute_channel_shuffle(
 ) -> Array:
     require_groups(x, layer.groups, context)
     with jax.named_scope(context.name):
-        grouped = x.reshape(*x.shape[:-1], layer.groups, -1)
+        grouped = x.reshape(*x.shape[:-1], layer.groups, x.shape[-1] // layer.groups)
         return grouped.swapaxes(-1, -2).reshape(x.shape)
 
 
 @computes(standard.Flatten)
 def _compute_flatten(layer: standard.Flatten, x: Array, context: LayerContext) -> Array:
     x = to_nhwc(x, context.layout)
-    return x.reshape(x.shape[0], -1)
+    return x.reshape(x.shape[0], prod(x.shape[1:]))
 
 
 @computes(standard.Reshape)

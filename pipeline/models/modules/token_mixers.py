@@ -204,7 +204,7 @@ class _StateSpace(nn.Module):
         y = scan_chunks(inputs * sizes[..., None], sizes * decay, b, c, layer.chunk)
         y = (y + skip[:, None] * inputs).reshape(batch, count, inner)
         y = y * jax.nn.swish(gate.astype(jnp.float32))
-        grouped = y.reshape(batch, count, layer.groups, -1)
+        grouped = y.reshape(batch, count, layer.groups, inner // layer.groups)
         mean_square = jnp.square(grouped).mean(axis=-1, keepdims=True)
         scale = self.param("scale", nn.initializers.ones, (inner,), jnp.float32)
         normal = (grouped * jax.lax.rsqrt(mean_square + _EPSILON)).reshape(y.shape) * scale
@@ -239,7 +239,8 @@ def scan_chunks(x: Array, decays: Array, b: Array, c: Array, chunk: int) -> Arra
     def divide(values: Array) -> Array:
         """Return values (batch, chunks, heads, chunk, ...)."""
         padded = jnp.pad(values, ((0, 0), (0, padding), *((0, 0),) * (values.ndim - 2)))
-        return padded.reshape(len(x), -1, chunk, *values.shape[2:]).swapaxes(2, 3)
+        shape = (len(x), padded.shape[1] // chunk, chunk, *values.shape[2:])
+        return padded.reshape(shape).swapaxes(2, 3)
 
     x, b, c, decays = map(divide, (x, b, c, decays))
     lower = jnp.tril(jnp.ones((chunk, chunk), bool))
@@ -262,7 +263,7 @@ def scan_chunks(x: Array, decays: Array, b: Array, c: Array, chunk: int) -> Arra
     _, states = jax.lax.scan(pass_on, first, (shares.swapaxes(0, 1), added.swapaxes(0, 1)))
     earlier = jnp.einsum("bnhis,nbhsf->bnhif", c * jnp.exp(since_start)[..., None], states)
     y = (inside + earlier).swapaxes(2, 3)
-    return y.reshape(len(x), -1, *y.shape[3:])[:, :count]
+    return y.reshape(len(x), count + padding, *y.shape[3:])[:, :count]
 
 
 def _draw_step_bias(key: Any, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -27,6 +27,7 @@ from pipeline.models.modules.apply_layers import (
     require_tokens,
 )
 from pipeline.models.modules.convolution import find_pads
+from pipeline.models.modules.standard import average_pool
 
 _LOW, _HIGH = 1, 4
 """Wavelengths in the trained tokens between which Llama 3.1 changes a frequency in part."""
@@ -76,7 +77,9 @@ def _embed(module: _Embedding | _TiedEmbedding, x: Array) -> tuple[Array, Array]
     """Return the learned table, and its rows for token ids x, (batch, tokens, features)."""
     shape = (require_number(module.layer.vocabulary, module.context), module.layer.features)
     table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(module.context.dtype)
-    return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
+    return table, jnp.take(
+        table, x.reshape(x.shape[0], math.prod(x.shape[1:])).astype(jnp.int32), axis=0
+    )
 
 
 @computes(tokens.Embedding)
@@ -111,7 +114,7 @@ class _TiedEmbedding(nn.Module):
 def _compute_tokens(layer: tokens.Tokens, x: Array, context: LayerContext) -> Array:
     """Reshape images (batch, height, width, channels) to (batch, height * width, channels)."""
     require_images(x, context)
-    return x.reshape(x.shape[0], -1, x.shape[-1])
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
 
 
 @computes(tokens.ClassToken)
@@ -265,8 +268,7 @@ def _compute_pool1d(layer: tokens.Pool1d, x: Array, context: LayerContext) -> Ar
             # The tokens are images of height 1.
             rows = x[:, None]
             return pool_max(rows, (1, *window), (1, *strides), ((0, 0), pads), context.policy)[:, 0]
-        mean = nn.avg_pool(x, window, strides, [pads], count_include_pad=False)
-        return mean.astype(x.dtype)
+        return average_pool(x, window, strides, [pads])
 
 
 @computes(tokens.MeanToken)

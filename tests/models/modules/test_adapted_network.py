@@ -71,6 +71,14 @@ def test_adapters_of_equal_shapes_are_drawn_differently() -> None:
     np.testing.assert_array_equal(adapted["two"]["lora_down"], again["two"]["lora_down"])
 
 
+@pytest.mark.parametrize("name", ["recurrent_kernel", "reverse_kernel", "router"])
+def test_matrices_of_other_layers_have_the_inputs_first(name: str) -> None:
+    rule = AdapterRule(("*",), rank=2, scale=1.0, scales_outputs=True)
+    adapted = rule.add_adapters({"layer": {name: draw(4, 12)}}, jax.random.key(0))["layer"]
+    assert adapted["lora_down"].shape == (4, 2)
+    assert adapted["lora_magnitude"].shape == (12,)
+
+
 def test_two_matrices_of_one_scope_are_refused() -> None:
     params = {"cell": {"input": draw(4, 8), "hidden": draw(2, 8)}}
     with pytest.raises(ValueError, match="cell/input and cell/hidden are in one scope"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 
 from pipeline.models.layers import standard
+from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.network import Network
 from tests.models.build import network, random
 from tests.models.observed import observe, require_products
@@ -84,3 +88,20 @@ def test_layer_applied_twice_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"^same: is applied twice in a step"):
         observe(Twice(), random(BATCH, 2, 2, 1))
+
+
+def test_inputs_may_be_passed_by_name() -> None:
+    class ByName(nn.Module):
+        @nn.compact
+        def __call__(self, images: jax.Array) -> jax.Array:
+            return nn.Dense(2, name="last")(inputs=images)
+
+    x = jnp.ones((2, 3))
+    module = ByName()
+    params = module.init(jax.random.key(0), x)["params"]
+
+    def compute_loss(params: Any) -> tuple[jax.Array, None]:
+        return module.apply({"params": params}, x).sum(), None
+
+    _, _, observations = grad_observing_layers(compute_loss, params)
+    np.testing.assert_array_equal(observations["last"].inputs, x)

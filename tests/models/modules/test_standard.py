@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from math import erf
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ from pipeline.models.layers.standard import (
     Tanh,
     Upsample,
 )
+from pipeline.models.layers.token_mixers import StateSpace
+from pipeline.models.layers.tokens import Embedding, MeanToken, Tokens
 from pipeline.models.lowerings.problem import Layout
 from pipeline.models.modules.network import Network
 from tests.models.build import initialise, network, parameters, random, shapes
@@ -258,6 +261,29 @@ def test_avg_pool_does_not_count_padding() -> None:
         for j in (0, 2, 4)
     ]
     np.testing.assert_allclose(y, np.stack(windows, 1).reshape(3, -1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 3000.0), ("bfloat16", 3008.0)])
+def test_avg_pool_of_16_bits_is_summed_in_float32(dtype: str, value: float) -> None:
+    """A sum of 49 values overflows float16, and in bfloat16 was 2 % off."""
+    y, _ = run(network(AvgPool(kernel=7), Flatten(), dtype=dtype), np.full((1, 7, 7, 1), value))
+    np.testing.assert_array_equal(y, [[value]])
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (Flatten(), Dense(features=3)),
+        (ChannelShuffle(groups=2), Tokens(), MeanToken()),
+        (Tokens(), StateSpace(heads=2, head=2, state=2), MeanToken()),
+        (Embedding(vocabulary=3, features=2), MeanToken()),
+    ],
+)
+def test_batch_may_have_no_samples(layers: tuple[LayerSpec, ...]) -> None:
+    module = network(*layers)
+    variables = jax.eval_shape(module.init, jax.random.key(0), IMAGES, train=False)
+    y = jax.eval_shape(partial(module.apply, train=False), variables, IMAGES[:0])
+    assert y.shape[0] == 0
 
 
 def test_global_avg_pool_is_the_mean_of_all_positions() -> None:

@@ -17,6 +17,7 @@ from pipeline.models.lowerings.problem import (
     Lowering,
     Problem,
     Role,
+    get_compute_bytes,
 )
 from pipeline.models.lowerings.tune.machine import may_have_onednn
 
@@ -123,7 +124,8 @@ def choose_by_rule(problem: Problem, engines: frozenset[Engine]) -> Lowering:
         return Lowering(POINTWISE[problem.role], "onednn")
     # The number of images whose cotangent has about CHUNK_BYTES.
     height, width = problem.window.output_size
-    chunk = max(1, CHUNK_BYTES // (height * width * problem.features * problem.itemsize))
+    image_bytes = height * width * problem.features * get_compute_bytes(problem.dtype)
+    chunk = max(1, CHUNK_BYTES // image_bytes)
     calls = [call for call in list_candidates(problem, engines) if call.engine == "onednn"]
     for family in PREFERRED[problem.role]:
         if family == "winograd4" and min(height, width) < MIN_TILED:

@@ -149,6 +149,8 @@ def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[b
     block = content[offset:end]
     num_restarts = int.from_bytes(block[-4:], "little")
     entries_end = len(block) - 4 * (num_restarts + 1)
+    if entries_end < 0:
+        raise ValueError("a block has more restarts than bytes; the file is damaged")
     at = 0
     key = b""
     while at < entries_end:

@@ -271,8 +271,9 @@ def _make_timm_block(
 
 _DEPTHWISE_FIRST = ("dw", "pw")
 """Convolutions of a block without expansion: the depthwise one and the pointwise one."""
+_TIMM_STEM = (r"conv_stem|bn1", "{kind}_0")
 _TIMM_ENDS: LayerRules = (
-    (r"conv_stem|bn1", "{kind}_0"),
+    _TIMM_STEM,
     (r"conv_head|bn2", "{kind}_1"),
     (r"classifier", "dense_0"),
 )
@@ -281,7 +282,7 @@ _V1_BLOCKS_BY_STAGE = (1, 2, 2, 6, 2)
 
 
 def _list_mobilenet_v1() -> Iterator[tuple[str, str]]:
-    yield r"conv_stem|bn1", "{kind}_0"
+    yield _TIMM_STEM
     num_convs = 1  # The stem is conv_0.
     for stage, num_blocks in enumerate(_V1_BLOCKS_BY_STAGE):
         for block in range(num_blocks):
@@ -289,7 +290,7 @@ def _list_mobilenet_v1() -> Iterator[tuple[str, str]]:
             yield rf"{prefix}(?:conv_dw|bn1)", f"{{kind}}_{num_convs}"
             yield rf"{prefix}(?:conv_pw|bn2)", f"{{kind}}_{num_convs + 1}"
             num_convs += 2
-    # Names that aren't timm's: layers are placed by their order in the file.
+    # Layers of files without timm's names are placed by their order; timm's classifier too.
     yield r".+", "{kind}_#"
 
 

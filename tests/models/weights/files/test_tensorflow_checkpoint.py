@@ -99,6 +99,14 @@ def test_overlapping_blocks_are_refused(tmp_path: Path) -> None:
         read_weights(file)
 
 
+def test_block_with_too_many_restarts_is_refused(tmp_path: Path) -> None:
+    """Its entries would be left out."""
+    block = make_block([(b"a", bytes(100))])
+    file = write_index(tmp_path, block[:-9] + b"\xff\0\0\0" + block[-5:], [b"z"])
+    with pytest.raises(DataError, match="a block has more restarts than bytes"):
+        read_weights(file)
+
+
 PACKED = b"\x0a\x64" + bytes([1]) * 100
 """Field 1 as 100 packed integers."""
 
