@@ -31,7 +31,7 @@ from pipeline.config.defaults import (
     rename_deprecated,
 )
 from pipeline.config.files import SECTIONS, find_recipes, make_recipe_name
-from pipeline.config.overrides import find_unparsable, get_key, quote_value, value_of
+from pipeline.config.overrides import find_unparsable, get_key, value_of
 from pipeline.config.recipe_file import (
     YAML,
     find_component_file,
@@ -159,10 +159,9 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         overrides = [f"+recipe={recipe}", *overrides]
     elif recipe.endswith(YAML):
         file = expand_home(Path(recipe))
-        recipe = file.stem
+        recipe = _name_option(file)
         files[recipe] = file
-        choice = f"+recipe={_quote_option(recipe)}"
-        overrides = [choice if get_key(arg) == "recipe" else arg for arg in overrides]
+        overrides = [f"+recipe={recipe}" if get_key(arg) == "recipe" else arg for arg in overrides]
     # Hydra needs the +, since conf/config.yaml has no default recipe.
     overrides = [f"+{item}" if item.startswith("recipe=") else item for item in overrides]
     groups = {get_key(override) for override in overrides if override[0] != "~"} & set(SECTIONS)
@@ -231,8 +230,9 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     return is_complete.get(requested, False)
 
 
-def _quote_option(name: str) -> str:
-    return name if _TEXT.fullmatch(name) else quote_value(name)
+def _name_option(file: Path) -> str:
+    """Return the stem of a file, or another name if Hydra wouldn't read the stem as a text: 12."""
+    return file.stem if _TEXT.fullmatch(file.stem) else f"file-{crc32(os.fsencode(file)):08x}"
 
 
 def _register_custom_components(overrides: Sequence[str]) -> None:
@@ -267,8 +267,8 @@ def _register_component_files(override: str) -> str:
         if (CONF / group / f"{file.stem}.yaml").is_file():
             problem = f"{file.stem} is a shipped {group}; rename the file"
             raise RecipeError([f"{group} = {option}: {problem}"])
-        _store_component(group, file.stem, file)
-        options[position] = _quote_option(file.stem)
+        options[position] = _name_option(file)
+        _store_component(group, options[position], file)
     return f"{group}={','.join(options)}"
 
 
