@@ -24,6 +24,7 @@ from scipy.special import expit, softmax
 
 from pipeline.api.trainer import Trainer
 from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path
+from pipeline.config.overrides import quote_value
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.data.tables.fit_table import read_encoded_rows
@@ -132,10 +133,8 @@ class TableEstimator:
 
     def _fit(self, inputs: Any, columns: Columns, labels: np.ndarray) -> Self:
         """Train a run on the columns of inputs and labels (n,). Sets the attributes that end in
-        _."""
+        _. Raises ValueError for a `run_dir` that holds a run, whose table would be replaced."""
         count = len(next(iter(columns.values())))
-        if len(labels) != count:
-            raise ValueError(f"X has {count} rows and y has {len(labels)}: must be equally many")
         if count < 2:
             raise ValueError(f"n_samples={count}: must be at least 2 to train and to evaluate")
         if self.folds < 0 or self.folds == 1:
@@ -144,23 +143,24 @@ class TableEstimator:
         if self.run_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="table-estimator-")
         folder = Path(self._temporary.name if self._temporary else self.run_dir or "")
+        names = [f"fold_{fold}" for fold in range(self.folds)] or ["run"]
+        if any((folder / name).exists() for name in names):
+            raise ValueError(f"run_dir={folder}: holds a run already; must be another folder")
         folder.mkdir(parents=True, exist_ok=True)
         data = folder / DATA
         _write_parquet(data, {**columns, TARGET: labels})
-        words = [f"dataset.root={data}", f"dataset.target={TARGET}", f"dataset.task={self.task}"]
+        root = quote_value(str(data))
+        words = [f"dataset.root={root}", f"dataset.target={TARGET}", f"dataset.task={self.task}"]
         words += ["dataset=parquet", "monitor.tensorboard=false"]
         words += [] if self.random_state is None else [f"seed={int(self.random_state)}"]
-        runs = {"run": [f"dataset.split={self.split}"]}
+        shared = [f"dataset.split={self.split}"]
         if self.folds:
-            shared = [f"dataset.eval_path={data}", f"dataset.folds.count={self.folds}", *EARLY_STOP]
-            runs = {
-                f"fold_{fold}": [*shared, f"dataset.folds.index={fold}"]
-                for fold in range(self.folds)
-            }
+            shared = [f"dataset.eval_path={root}", f"dataset.folds.count={self.folds}", *EARLY_STOP]
+        keys = [[f"dataset.folds.index={fold}"] for fold in range(self.folds)] or [[]]
         trained = count - math.ceil(count * (1 / self.folds if self.folds else self.split))
         trainers = [
-            self._make_trainer([*words, *keys, *self.overrides], folder / name, trained)
-            for name, keys in runs.items()
+            self._make_trainer([*words, *shared, *own, *self.overrides], folder / name, trained)
+            for name, own in zip(names, keys, strict=True)
         ]
         self.summary_ = [trainer.fit() for trainer in trainers][-1]
         self.run_dir_ = folder if self.folds else trainers[0].run_dir
@@ -169,9 +169,10 @@ class TableEstimator:
         )
         self._predict = compile_predict(self._run)
         self.n_features_in_ = len(columns)
-        names = getattr(inputs, "columns", None)
-        if names is not None and all(isinstance(name, str) for name in names):
-            self.feature_names_in_ = np.asarray(names, object)
+        vars(self).pop("feature_names_in_", None)  # of an earlier fit
+        features = getattr(inputs, "columns", None)
+        if features is not None and all(isinstance(name, str) for name in features):
+            self.feature_names_in_ = np.asarray(features, object)
         return self
 
     def _make_trainer(self, words: Sequence[str], run_dir: Path, rows: int) -> Trainer:
@@ -227,7 +228,7 @@ class TableClassifier(TableEstimator):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 (scikit-learn's name)
         """Train on rows and classes of any type that can be ordered. Returns the estimator."""
         columns = _read_columns(X)
-        labels = _read_labels(y)
+        labels = _read_labels(y, len(next(iter(columns.values()))))
         if labels.dtype.kind == "f" and not (labels == np.rint(labels)).all():
             raise ValueError("Unknown label type: continuous numbers; use TableRegressor")
         self.classes_, codes = np.unique(labels, return_inverse=True)
@@ -261,7 +262,8 @@ class TableClassifier(TableEstimator):
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
         """Return the accuracy."""
-        return float(np.mean(self.predict(X) == _read_labels(y)))
+        predicted = self.predict(X)
+        return float(np.mean(predicted == _read_labels(y, len(predicted))))
 
 
 class TableRegressor(TableEstimator):
@@ -274,7 +276,7 @@ class TableRegressor(TableEstimator):
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on rows and numbers. Returns the estimator."""
         columns = _read_columns(X)
-        labels = _read_labels(y)
+        labels = _read_labels(y, len(next(iter(columns.values()))))
         try:
             numbers = labels.astype(np.float64)
         except (TypeError, ValueError) as error:
@@ -289,17 +291,18 @@ class TableRegressor(TableEstimator):
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
         """Return R2, 1 minus the squared errors over the squares around the mean."""
-        actual = _read_labels(y).astype(np.float64)
-        errors = float(((actual - self.predict(X)) ** 2).sum())
+        predicted = self.predict(X)
+        actual = _read_labels(y, len(predicted)).astype(np.float64)
+        errors = float(((actual - predicted) ** 2).sum())
         spread = float(((actual - actual.mean()) ** 2).sum())
         if spread == 0:
             return 1.0 if errors == 0 else 0.0
         return 1 - errors / spread
 
 
-def _read_labels(labels: Any) -> np.ndarray:
+def _read_labels(labels: Any, count: int | None = None) -> np.ndarray:
     """Return labels (n,), with a warning if they are a column (n, 1). Raises ValueError for another
-    shape, none, and missing ones."""
+    shape, none, missing ones, and another number of them than `count`."""
     if labels is None:
         raise ValueError("requires y to be passed, but the target y is None")
     array = np.asarray(labels)
@@ -312,6 +315,10 @@ def _read_labels(labels: Any) -> np.ndarray:
         raise ValueError(f"y should be a 1d array, got an array of shape {array.shape} instead")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("Input y contains NaN or infinity")
+    if array.dtype.kind == "O" and any(map(_is_missing, array.tolist())):
+        raise ValueError("Input y contains NaN or None")
+    if count is not None and len(array) != count:
+        raise ValueError(f"X has {count} rows and y has {len(array)}: must be equally many")
     return array
 
 

@@ -23,7 +23,7 @@ from pipeline.config.cache import PROGRAMS, cache_root, find_exposure
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import add_train_length
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import PipelineError, printable
+from pipeline.core.errors import PipelineError, first_line, get_system_reason, printable
 from pipeline.core.files.atomic_write import lock_refusal
 from pipeline.core.files.paths import LOCK, PACKAGE, Address
 from pipeline.core.host.limits import read_limits
@@ -124,8 +124,9 @@ def _run_check(
         yield from check(recipe)
     except PipelineError as error:
         yield CheckResult("fail", name, " ".join(str(error).split()))
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except (OSError, RuntimeError) as error:  # errors of JAX are RuntimeErrors
+        file = getattr(error, "filename", None)
+        reason = f"{file}: {get_system_reason(error)}" if file else first_line(error)
         yield CheckResult("fail", name, reason)
 
 

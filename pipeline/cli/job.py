@@ -25,7 +25,7 @@ from pipeline.config.overrides import hide_secret_values, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import YAML, iterate_texts
 from pipeline.core.errors import RecipeError, RunError, UsageError
-from pipeline.core.files.paths import RECIPES
+from pipeline.core.files.paths import RECIPES, expand_home
 from pipeline.core.files.tree_diff import format_key
 from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
@@ -138,7 +138,7 @@ def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, 
 def _list_local_files(recipe: Recipe, overrides: Sequence[str]) -> Iterator[str]:
     """Yield files of this machine that the recipe names, as `KEY = PATH`."""
     name = value_of(overrides, "recipe") or ""
-    file = Path(name) if name.endswith(YAML) else find_recipes(Path.cwd()).get(name)
+    file = expand_home(Path(name)) if name.endswith(YAML) else find_recipes(Path.cwd()).get(name)
     if file is not None and file.parent != RECIPES:
         yield f"+recipe = {file}"
     for plugin in list_loaded_plugins():

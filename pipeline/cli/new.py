@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import yaml
@@ -11,7 +12,9 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RunError, UsageError
 from pipeline.core.files.paths import PROJECT
 
-NAME_RULE = "must be a name of letters, digits and _ that YAML reads as a text"
+NAME = re.compile(r"(?i:(?!(inf|nan)\Z)[a-z]\w*)", re.ASCII)
+"""Names that Hydra reads as texts, besides those that YAML doesn't read as texts."""
+NAME_RULE = "must be a name of letters, digits and _ that YAML and Hydra read as a text"
 FILES = (
     "README.md",
     "components.py",
@@ -29,7 +32,7 @@ def main(name: str) -> CommandResult:
     Raises UsageError for an invalid name, RunError if the folder exists or can't be made.
     """
     # `+recipe=null` would not name a recipe called null.
-    if not re.fullmatch(r"[A-Za-z]\w*", name) or not isinstance(yaml.safe_load(name), str):
+    if not NAME.fullmatch(name) or not isinstance(yaml.safe_load(name), str):
         raise UsageError([name], NAME_RULE)
     folder = Path(name)
     try:
@@ -42,6 +45,7 @@ def main(name: str) -> CommandResult:
     except FileExistsError as error:
         raise RunError(f"{name}: already exists; choose another name") from error
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"{name}: can't be made: {error.strerror or error}") from error
     files = [EXAMPLE_NAME.sub(name, file) for file in FILES]
     print(f"{name}/ has {', '.join(files)}")

@@ -55,7 +55,7 @@ from pipeline.core.errors import (
     get_exit_status,
     printable,
 )
-from pipeline.core.files.paths import CONF
+from pipeline.core.files.paths import CONF, expand_home
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import conclude, end_with, watch_signals
 from pipeline.core.reporter import MARGIN
@@ -187,7 +187,7 @@ def train_run(
     name = value_of(words, "recipe") or ""
     options = RunOptions(
         run_dir=run_dir,
-        recipe_folder=Path(name).parent if name.endswith(YAML) else None,
+        recipe_folder=expand_home(Path(name)).parent if name.endswith(YAML) else None,
         started_at=started_at,
         how_to_resume=partial(make_resume_run_command, words),
         programs=partial(lower_and_compile, reuses_programs=alone),

@@ -53,9 +53,8 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
     RecipeError if this number of processes can't run the recipe."""
     if processes == 1:
         return recipe
-    # A length from the command line may be shorter than the warmup. Only if the processes make it
-    # shorter, the run is refused.
-    is_within_warmup = _has_problem(recipe, check_warmup_length)
+    # A checked recipe may end within its warmup only if the command line has replaced its length.
+    length_replaced = _has_problem(recipe, check_warmup_length)
     parallel = recipe.parallel
     if parallel.devices is None and parallel.mesh is None:
         if processes > MAX_DEVICES:
@@ -73,7 +72,7 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
             "train": recipe.train.model_copy(update={"batch_size": batch_size}),
         }
         recipe = recipe.model_copy(update=changes)
-    problems = find_conflicts(recipe, length_replaced=is_within_warmup)
+    problems = find_conflicts(recipe, length_replaced=length_replaced)
     if not problems:
         problems = list(device_checks.check_processes(recipe, processes))
     if problems:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -16,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import find_conflicts
+from pipeline.config.files import find_recipes
 from pipeline.config.hydra_options import (
     DEFAULT_RECIPE,
     HYDRA_DEFAULTS,
@@ -196,7 +198,8 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
         else:
             group, _, option = missing.partition("/")
         kind = group.rpartition("/")[2]
-        reason = explain_unknown_name(kind, option, error.options or ())
+        options = error.options or (find_recipes(Path.cwd()) if kind == "recipe" else ())
+        reason = explain_unknown_name(kind, option, options)
         remaining = [item for item in overrides if get_key(item) != group]
         return [f"{group} = {show(option)}: {reason}; {suggest_missing_flag()}"], remaining
     cause: BaseException | None = error

@@ -47,7 +47,7 @@ def _parse_clock_time(text: str) -> time_of_day | datetime:
     if ":" not in without_offset or (isinstance(parsed, time_of_day) and parsed.tzinfo is not None):
         raise ValueError("has no minutes, or an offset without a date")
     if isinstance(parsed, datetime):
-        parsed.timestamp()  # raises ValueError outside the years 1 to 9999 in UTC
+        parsed.timestamp()  # raises ValueError for the first or last local hours of years 1 to 9999
     return parsed
 
 

@@ -24,12 +24,13 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.config.defaults import (
     fill_component,
     fill_missing,
+    find_options,
     make_option,
     mark_optional_keys,
     names_every_component,
     rename_deprecated,
 )
-from pipeline.config.files import SECTIONS, find_recipes
+from pipeline.config.files import SECTIONS, find_recipes, make_recipe_name
 from pipeline.config.overrides import find_unparsable, get_key, value_of
 from pipeline.config.recipe_file import (
     YAML,
@@ -42,7 +43,7 @@ from pipeline.config.recipe_file import (
 from pipeline.config.resolved_settings import LENGTH_UNITS
 from pipeline.core.deprecations import rename_overrides
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.paths import CONF
+from pipeline.core.files.paths import CONF, expand_home
 from pipeline.core.files.tree_diff import find_value
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import list_other_components
@@ -123,6 +124,8 @@ two sections, and refuse a list in place of a section."""
 
 _OPTION = re.compile(r"\w[\w.+-]*")
 """Name of one option of a group."""
+_TEXT = re.compile(r"(?i:(?!(null|true|false|inf|nan)\Z)[a-z_][\w.+-]*)", re.ASCII)
+"""Name that Hydra reads as a text without quotes."""
 
 
 def resolve_recipe(overrides: Sequence[str]) -> list[str]:
@@ -133,7 +136,8 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     the name of the default recipe wouldn't fit. Then the run is named after its model and dataset.
 
     Registers with Hydra all recipes, and the files of components such as `device=./mine.yaml`.
-    Raises RecipeError for a file that can't be read.
+    Raises RecipeError for a file that can't be read, and for a shipped option with the name of a
+    custom component.
     """
     problems = list(find_unparsable(overrides))
     overrides = rename_overrides(overrides)
@@ -142,7 +146,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         problems.append(f"recipe: given {len(recipes)} times, {show(' '.join(recipes))}; give one")
     if problems:
         raise RecipeError(problems)
-    _register_custom_components()
+    _register_custom_components(overrides)
     overrides = _replace_whole(mark_optional_keys(overrides))
     overrides = [_register_component_files(override) for override in overrides]
     keys = set(map(get_key, overrides))
@@ -154,8 +158,8 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         recipe = DEFAULT_RECIPE
         overrides = [f"+recipe={recipe}", *overrides]
     elif recipe.endswith(YAML):
-        file = Path(recipe)
-        recipe = file.stem
+        file = expand_home(Path(recipe))
+        recipe = _name_option(file)
         files[recipe] = file
         overrides = [f"+recipe={recipe}" if get_key(arg) == "recipe" else arg for arg in overrides]
     # Hydra needs the +, since conf/config.yaml has no default recipe.
@@ -226,14 +230,25 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     return is_complete.get(requested, False)
 
 
-def _register_custom_components() -> None:
-    """Register components that plug-ins and other distributions add, as options of their groups."""
+def _name_option(file: Path) -> str:
+    """Return the stem of a file, or another name if Hydra wouldn't read the stem as a text: 12."""
+    return file.stem if _TEXT.fullmatch(file.stem) else f"file-{crc32(os.fsencode(file)):08x}"
+
+
+def _register_custom_components(overrides: Sequence[str]) -> None:
+    """Register components that plug-ins and other distributions add, as options of their groups.
+
+    Raises RecipeError if an override chooses a shipped option with the name of such a component.
+    """
     for group, path in SECTIONS.items():
+        chosen = (value_of(overrides, group) or "").split(",")
         for name, component in list_other_components(group).items():
-            if (CONF / group / f"{name}.yaml").is_file():
-                continue
-            node = make_option(group, component)
-            store_option(group=group, name=name, package=".".join(path), node=node)
+            if not (CONF / group / f"{name}.yaml").is_file():
+                node = make_option(group, component)
+                store_option(group=group, name=name, package=".".join(path), node=node)
+            elif name in chosen and name not in find_options(group, name):
+                rule = f"is a shipped {group} and a custom one; rename the custom one"
+                raise RecipeError([f"{group} = {name}: {rule}"])
 
 
 def _register_component_files(override: str) -> str:
@@ -248,12 +263,12 @@ def _register_component_files(override: str) -> str:
     for position, option in enumerate(options):
         if not option.endswith(YAML):
             continue
-        file = Path(option).expanduser()
+        file = expand_home(Path(option))
         if (CONF / group / f"{file.stem}.yaml").is_file():
             problem = f"{file.stem} is a shipped {group}; rename the file"
             raise RecipeError([f"{group} = {option}: {problem}"])
-        _store_component(group, file.stem, file)
-        options[position] = file.stem
+        options[position] = _name_option(file)
+        _store_component(group, options[position], file)
     return f"{group}={','.join(options)}"
 
 
@@ -274,7 +289,7 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     a run and the output of `--cfg job` name all; newer keys, which they lack, get defaults. For
     each of `groups` the command line chooses a component, so the recipe's section is removed.
     """
-    tree = {"name": name, **read_recipe_file(file)}
+    tree = {"name": make_recipe_name(file, name), **read_recipe_file(file)}
     defaults = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
     _register_chosen_files(file, defaults)
     bases = [item.removesuffix(".yaml") for item in defaults if isinstance(item, str)]

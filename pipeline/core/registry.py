@@ -29,7 +29,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.paths import PACKAGE, parse_location
+from pipeline.core.files.paths import PACKAGE, expand_home, parse_location
 from pipeline.core.plugins.loading import FLAG, load_named
 from pipeline.core.plugins.parts import COMPONENTS, import_unless_absent, load_entries
 
@@ -102,7 +102,7 @@ T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]
 """A YAML list, read as a tuple; its items are checked strictly."""
 
-FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
+FilePath = Annotated[Path, Strict(False), AfterValidator(expand_home)]
 """A path written as text; `~` is the home folder."""
 
 Location = Annotated[FilePath, BeforeValidator(parse_location)]

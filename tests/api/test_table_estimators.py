@@ -18,6 +18,7 @@ from pipeline.api.table_estimators import (
     _read_columns,
     find_best_state,
 )
+from pipeline.api.trainer import Trainer
 from pipeline.core.errors import RunError
 from pipeline.data.tables.fit_table import read_encoded_rows
 from pipeline.stages.export.prediction import make_predict
@@ -157,6 +158,44 @@ def test_column_of_labels_is_read_with_a_warning(
         kind(run_dir=tmp_path).fit(numbers, labels)
     with pytest.raises(ValueError, match="y should be a 1d array"):
         kind().fit(numbers, np.concatenate([labels, labels], axis=1))
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_missing_label_is_refused(missing: Any) -> None:
+    with pytest.raises(ValueError, match="y contains NaN or None"):
+        TableClassifier().fit(np.zeros((3, 1)), np.array(["a", missing, "b"], object))
+
+
+@pytest.mark.parametrize("kind", [TableClassifier, TableRegressor])
+def test_score_needs_a_label_for_each_row(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One label would be compared with all rows."""
+    monkeypatch.setattr(kind, "predict", lambda self, inputs: np.zeros(len(inputs)))
+    assert kind().score(np.zeros((2, 1)), [0, 0]) == 1
+    with pytest.raises(ValueError, match="X has 2 rows and y has 1"):
+        kind().score(np.zeros((2, 1)), [0])
+
+
+def test_earlier_run_keeps_its_table(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "table.parquet").touch()
+    with pytest.raises(ValueError, match="holds a run already; must be another folder"):
+        TableRegressor(run_dir=tmp_path).fit(np.zeros((3, 1)), np.arange(3.0))
+    assert not (tmp_path / "table.parquet").read_bytes()
+
+
+def test_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = []
+
+    def end(trainer: Trainer) -> None:
+        roots.append(trainer.recipe.dataset.root)
+        raise RunError("no training")
+
+    monkeypatch.setattr(Trainer, "fit", end)
+    for folds in (0, 2):
+        folder = tmp_path / f"it's {folds}, (1)"
+        with pytest.raises(RunError, match="no training"):
+            TableRegressor(run_dir=folder, folds=folds).fit(np.zeros((9, 1)), np.arange(9.0))
+        assert roots[-1] == folder / "table.parquet"
 
 
 @pytest.mark.slow

@@ -230,3 +230,13 @@ def test_wrong_recipe_is_reported(args: list[str], message: str, say: Say) -> No
     assert said.status == 2
     assert message in said.err
     assert not os.listdir()
+
+
+def test_error_of_jax_is_the_result_of_its_check() -> None:
+    """Other checks follow it."""
+
+    def check_device(recipe: Any) -> Any:
+        raise RuntimeError("INTERNAL: the device is lost\nmore")
+
+    (result,) = module._run_check(check_device, SimpleNamespace())  # type: ignore[arg-type]
+    assert str(result) == "fail  device       INTERNAL: the device is lost"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -57,7 +58,8 @@ def test_all_files_of_the_example_are_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a b", "../a", "a/b", "1a", "-a", ".", "a.yaml", "null", "True", "recipe="]
+    "name",
+    ["", "a b", "../a", "a/b", "1a", "-a", ".", "a.yaml", "null", "True", "NaN", "é", "recipe="],
 )
 def test_invalid_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a name of letters"):
@@ -83,6 +85,20 @@ def test_existing_path_is_not_overwritten(kind: str, tmp_path: Path) -> None:
 def test_uncreatable_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="can't be made: File name too long"):
         main(["a" * 300])
+
+
+def test_full_disk_leaves_no_part_of_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt would be told that it exists."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(RunError, match="own: can't be made: No space left on device"):
+        main(["own"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_of_new_command_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from pipeline import load_recipe
+from pipeline.config import hydra_options
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import DEFAULT_COMPONENTS, resolve_recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.paths import CONF
+from pipeline.core.registry import find_component
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -57,6 +59,40 @@ def test_two_recipes_are_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["12", "null", "ä", "recipe (1)", "a'b", "~t"])
+def test_recipe_file_may_have_any_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(f"{name}.yaml").write_text("defaults: [lenet5_digits]\nseed: 7\n")
+    assert load_recipe(f"./{name}.yaml").seed == 7
+
+
+def test_recipe_file_may_be_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("defaults: [lenet5_digits]\nseed: 7\n")
+    assert load_recipe("~/mine.yaml").seed == 7
+
+
+def test_missing_base_of_a_recipe_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [lenet5_digit]\n")
+    with pytest.raises(RecipeError, match="no such recipe; did you mean lenet5_digits"):
+        load_recipe(str(tmp_path / "mine.yaml"))
+
+
+def test_component_with_the_name_of_a_shipped_option_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The shipped option would have been chosen silently."""
+    others = {"model": {"resnet18": find_component("model", "mlp")}}
+    monkeypatch.setattr(hydra_options, "list_other_components", lambda group: others.get(group, {}))
+    assert load_recipe("lenet5_digits").model.name == "lenet5"
+    with pytest.raises(RecipeError, match="model = resnet18: is a shipped model and a custom one"):
+        load_recipe("lenet5_digits", ["model=resnet18"])
+
+
 def test_custom_component_takes_defaults_of_its_name(tmp_path: Path) -> None:
     own = write(tmp_path, "quick.yaml", "name: adam\nlr: 0.5\n")
     plain = load_recipe("lenet5_digits", ["optimizer=adam", "train.optimizer.lr=0.5"])

@@ -9,6 +9,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import add_train_length
 from pipeline.core.errors import RecipeError, UsageError
+from pipeline.core.files.paths import expand_home
 from pipeline.core.reporter import Reporter
 from pipeline.data.records.record_writer import require_free, write_records
 from pipeline.stages.data import read_selected
@@ -20,7 +21,7 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
     Raises UsageError if `out` is KEY=VALUE, RecipeError for an invalid recipe or a dataset of
     tables or texts, DataError for unreadable data, and RunError if the folder can't be written.
     """
-    out = out.expanduser()
+    out = expand_home(out)
     if "=" in out.name:
         raise UsageError([str(out)], "OUT must come first, a folder to write")
     recipe = compose_and_check(add_train_length(overrides))

@@ -145,8 +145,8 @@ def _plan_fork(replay: Replay, step: int, overrides: Sequence[str]) -> tuple[For
     )
     fork = Fork(run_dir, step, recipe, changes, evaluates)
     process = _describe_origin(replay, recipe, dataset)
-    table = _make_table(opened.recipe, opened.built)
-    earlier = list_earlier_changes(decisive, table, _make_table(recipe, built), step)
+    table = _make_table(opened.built)
+    earlier = list_earlier_changes(decisive, table, _make_table(built), step)
     text = join_first(list(map(str, changes)), MAX_NAMED, "; ") or "no key"
     reporter.print_stage("changed", text)
     if earlier:
@@ -168,9 +168,8 @@ def _require_same_arrays(left: Built, right: Built, subject: str) -> None:
         raise RecipeError(f"{text}; steps of the run that could be kept: none") from error
 
 
-def _make_table(recipe: Recipe, built: Built) -> RateTable:
-    total = built.run_schedule.total
-    return RateTable(built.learning_rates, total)
+def _make_table(built: Built) -> RateTable:
+    return RateTable(built.learning_rates, built.run_schedule.total)
 
 
 def _describe_origin(replay: Replay, recipe: Recipe, dataset: Dataset) -> Provenance:

@@ -60,8 +60,6 @@ def explain_unknown_name(noun: str, name: str, choices: Iterable[str]) -> str:
     names = sorted(filter(None, choices))
     sentence = None
     if noun in ("dataset", "model", "recipe"):
-        # Imported here, since a run without a wrong name doesn't need it.
-
         sentence = explain_other_task(name[:MAX_NAME_LENGTH])
     guess = find_nearest(name, names) if sentence is None else None
     question = f"; did you mean {show_name(guess)}?" if guess else "."

@@ -86,7 +86,9 @@ def open_archive(path: Path) -> Iterator[ArrayArchive]:
 
 def read_npy(path: Path) -> np.ndarray:
     """Return the array of a .npy file, not aligned. Raises OSError, and ValueError if it isn't
-    valid."""
+    valid or the file isn't regular: a pipe may never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("isn't a regular file")
     size_bytes = path.stat().st_size
     require_room(size_bytes, "its array")
     with path.open("rb") as file:

@@ -31,6 +31,11 @@ def find_user_cache() -> Path:
     return (Path(folder) if folder else Path.home() / ".cache") / "pipeline"
 
 
+def expand_home(path: Path) -> Path:
+    """Return a path with the home folder in place of its `~`. The `~` of an unknown user stays."""
+    return Path(os.path.expanduser(path)) if str(path).startswith("~") else path
+
+
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 LOCAL = "file://"
 EXPECTED = f"must be a path or an address: {', '.join(f'{scheme}://' for scheme in SCHEMES)}"

@@ -25,7 +25,7 @@ def show(value: Any) -> str:
         text = f"a number of {value.bit_length():,} bits"
     if isinstance(value, str) and not _is_plain_text(value):
         text = f"'{value}'"
-    return printable(shorten(text, 60))
+    return shorten(printable(text), 60)
 
 
 def join_first(

@@ -181,22 +181,17 @@ class _Watch:
                 if not received:
                     return
                 for number in filter(STOP.__contains__, received):
-                    if self._answer(number):
+                    # A copy, since the main thread may close the run meanwhile.
+                    runs = self.runs[-1:]
+                    if not any(run.allows_interrupts or not run.note(number) for run in runs):
                         self._end()
-                    elif deadline_s is None and not self.runs[-1].is_held:
+                    elif deadline_s is None and not runs[0].is_held:
                         deadline_s = time.monotonic() + GRACE_S
             elif deadline_s is not None:
                 deadline_s = None
                 # With other states, the main thread has noticed the signal, or will.
-                if not self.runs or not (self.runs[-1].is_held or self.runs[-1].is_raised):
+                if not any(run.is_held or run.is_raised for run in self.runs[-1:]):
                     self._end()
-
-    def _answer(self, number: int) -> bool:
-        """Return whether a signal to stop ends the process at once."""
-        if not self.runs:
-            return True
-        run = self.runs[-1]
-        return False if run.allows_interrupts else run.note(number)
 
     def _end(self) -> None:
         """Call the endings and end the process."""
@@ -366,9 +361,9 @@ def _interrupt(output: bytes, number: int, frame: FrameType | None) -> None:
         return
     if not _COMMANDS or is_importing(frame):
         # Nothing that must be closed has been started yet.
-        os.write(sys.stderr.fileno(), b"interrupted\n")
-        with suppress(OSError):
-            os.write(1, output)
+        for descriptor, text in ((2, b"interrupted\n"), (1, output)):
+            with suppress(OSError):
+                os.write(descriptor, text)
         os._exit(os.EX_TEMPFAIL)
     _COMMANDS[-1] = True
     raise KeyboardInterrupt

@@ -17,6 +17,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.name_text import show_name
+from pipeline.core.files.paths import expand_home
 from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import name_file
 from pipeline.data.inputs import name_mask
@@ -163,7 +164,7 @@ def make_tokenizer(
             return make_character_tokenizer(texts)
         case "words" if max_words is not None:
             return make_word_tokenizer(texts, max_words)
-    return read_tokenizer(Path(name).expanduser(), special_tokens=special_tokens)
+    return read_tokenizer(expand_home(Path(name)), special_tokens=special_tokens)
 
 
 def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | None:

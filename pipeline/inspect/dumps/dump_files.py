@@ -116,7 +116,11 @@ def write_dump(
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
-    """Write a dump. If a file can't be written, stop and report the reason, without raising."""
+    """Write a dump. If a file can't be written, stop and report the reason, without raising.
+
+    If nothing could be written, as on a full disk, no folder is left.
+    """
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     num_written = 0
     nbytes = 0
     left_out = list[str]()
@@ -159,7 +163,17 @@ def write_dump(
         write_whole(folder / ABOUT, format_json(document, indent=2) + "\n")
     except OSError as error:
         stopped = stopped or f"without {ABOUT}: {error.strerror or error}"
+        if not num_written:
+            _remove_if_empty(new_folders)
     return DumpReport(folder, header.loss, num_written, nbytes, tuple(left_out), stopped)
+
+
+def _remove_if_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the innermost first, up to one that has files besides an unfinished index."""
+    with suppress(OSError):
+        for folder in folders:
+            (folder / TENSORS).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def add_run_loss(folder: Path, loss: float) -> None:

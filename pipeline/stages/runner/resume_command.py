@@ -65,7 +65,9 @@ def _quote_path(path: Path) -> str:
 def _find_program_words(args: Sequence[str]) -> list[str]:
     """Return the words of the command before its arguments; a default if Python called `main`."""
     plugins, words = take_flags(sys.orig_argv)
-    count = len(words) - len(args)
-    if count > 0 and list(args) == words[count:]:
-        return [*words[:count], *to_flags(plugins)]
+    program = words[: max(len(words) - len(args), 0)]
+    # A custom script may pass its arguments on. Those of the package may have been renamed.
+    passes_arguments = args and list(args) == words[len(program) :]
+    if program and (passes_arguments or program[-1].rpartition("/")[2] == "pipeline"):
+        return [*program, *to_flags(plugins)]
     return ["python", "-m", "pipeline", *to_flags(plugins)]

@@ -27,6 +27,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import YAML, read_recipe_file
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.files.name_text import explain_unknown_name
+from pipeline.core.files.paths import expand_home
 from pipeline.core.files.value_text import show
 from pipeline.study.runs.ranking import directions
 from pipeline.training.state import Record
@@ -206,7 +207,7 @@ def read_tested_recipe(name: str) -> RecipeTest:
     section = OmegaConf.to_container(config).get(SECTION)  # type: ignore[union-attr]
     if section is None:
         raise RecipeError([f"{name}: has no section {SECTION}, which says what a run must reach"])
-    file = Path(name) if name.endswith(YAML) else find_recipes(Path.cwd())[name]
+    file = expand_home(Path(name)) if name.endswith(YAML) else find_recipes(Path.cwd())[name]
     expectations = parse_expectations(section)
     total = recipe.train.end_step or recipe.train.steps
     if late := [item.key for item in expectations if total and (item.step or 0) > total]:

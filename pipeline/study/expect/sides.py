@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from pipeline.config.overrides import quote_value
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import UsageError, first_line
+from pipeline.core.files.atomic_write import try_hold_folder
 from pipeline.core.files.paths import PACKAGE
 from pipeline.engine.monitors.log_lines import METRICS, finite_number, read_lines
 from pipeline.stages.data import read_selected
@@ -75,6 +76,9 @@ QUIET = ("monitor.tensorboard=false", "monitor.sample_images=0", "train.resume=n
 """Keys of all runs of a test, which change no figure."""
 SHORT_STAGES = "stages=[data,build,compile,train,checkpoint]"
 """Stages of a run that ends early. Rollbacks need its checkpoints."""
+SCRATCH = "pipeline-test-"
+"""Beginning of the names of temporary folders with the checkout of a commit."""
+CHECKOUT = "commit"
 GIT_S = 120.0
 """Time limit of git in seconds."""
 Series = dict[int, float]
@@ -158,8 +162,9 @@ def open_commit(ref: str) -> Iterator[CodeSide]:
     """
     root = Path(_run_git(Path.cwd(), ref, "rev-parse", "--show-toplevel"))
     commit = _run_git(root, ref, "rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}")
-    with tempfile.TemporaryDirectory(prefix="pipeline-test-") as scratch:
-        folder = Path(scratch) / "commit"
+    _remove_stale_checkouts(root, ref)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch, try_hold_folder(Path(scratch)):
+        folder = Path(scratch) / CHECKOUT
         _run_git(root, ref, "worktree", "add", "--detach", str(folder), commit)
         try:
             has_package = (folder / "pipeline" / "__main__.py").is_file()
@@ -170,6 +175,20 @@ def open_commit(ref: str) -> Iterator[CodeSide]:
             yield CodeSide(f"{ref} ({commit[:10]})", working_folder, parent)
         finally:
             _run_git(root, ref, "worktree", "remove", "--force", str(folder))
+
+
+def _remove_stale_checkouts(root: Path, ref: str) -> None:
+    """Remove the checkouts of killed processes, which don't hold the lock on their folder."""
+    for line in _run_git(root, ref, "worktree", "list", "--porcelain").splitlines():
+        folder = Path(line.removeprefix("worktree "))
+        scratch = folder.parent
+        is_temporary = scratch.parent == Path(tempfile.gettempdir()).resolve()
+        if folder.name != CHECKOUT or not scratch.name.startswith(SCRATCH) or not is_temporary:
+            continue
+        with suppress(OSError, UsageError), try_hold_folder(scratch) as is_free:
+            if is_free:
+                _run_git(root, ref, "worktree", "remove", "--force", str(folder))
+                scratch.rmdir()
 
 
 def _run_git(folder: Path, ref: str, *words: str) -> str:

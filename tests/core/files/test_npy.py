@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -90,3 +91,12 @@ def test_repeated_name_in_an_archive_is_refused(tmp_path: Path) -> None:
 def test_impossible_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="has an impossible shape"):
         count_array_bytes("array", np.dtype("int8"), shape)
+
+
+def test_pipe_is_refused(tmp_path: Path) -> None:
+    """To open it would wait for a writer."""
+    os.mkfifo(tmp_path / "x.npy")
+    with pytest.raises(ValueError, match="isn't a regular file"):
+        read_npy(tmp_path / "x.npy")
+    with pytest.raises(FileNotFoundError):
+        read_npy(tmp_path / "y.npy")

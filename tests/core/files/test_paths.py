@@ -37,6 +37,7 @@ def test_path_and_a_local_address_are_paths() -> None:
     adapter = TypeAdapter(Location)
     assert adapter.validate_python("a/b") == Path("a/b")
     assert adapter.validate_python("~/b") == Path.home() / "b"
+    assert adapter.validate_python("~no_such_user/b") == Path("~no_such_user/b")
     assert adapter.validate_python("file:///data/x") == Path("/data/x")
     assert not isinstance(adapter.validate_python("file:///data/x"), Address)
     assert str(TypeAdapter(FilePath).validate_python("s3://b/x")) == "s3:/b/x"

@@ -13,7 +13,13 @@ from pipeline.core.files.value_text import (
     format_duration,
     format_moment,
     join_first,
+    show,
 )
+
+
+def test_cut_value_shows_no_part_of_a_password() -> None:
+    assert show(f"https://user:{'x' * 90}@host") == "https://user:***@host"
+    assert show("a" * 61) == f"{'a' * 57}..."
 
 
 def test_omitted_texts_are_counted() -> None:

@@ -100,6 +100,21 @@ def test_full_disk_ends_a_dump_and_is_recorded(
     assert (found.stopped, len(found.entries)) == (report.stopped, 1)
 
 
+def test_full_disk_leaves_no_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was there before stays."""
+    (tmp_path / "out").mkdir()
+
+    def full(path: Path, content: str | bytes) -> None:
+        if path.name == ABOUT:
+            (path.parent / TENSORS).touch()  # as if its first line couldn't be written
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(dump_files, "write_whole", full)
+    report = written(tmp_path / "out" / "dump")
+    assert report.stopped == "stops at its folder: No space left on device"
+    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
+
+
 def _truncated(folder: Path) -> None:
     file = next(folder.glob("*.input.*.npy"))
     file.write_bytes(file.read_bytes()[:-4])

@@ -62,6 +62,8 @@ def test_resume_command_has_the_program_as_typed(monkeypatch: pytest.MonkeyPatch
         (["python3", "-P", "-m", "pipeline", "seed=2"], ["python3", "-P", "-m", "pipeline"]),
         (["/my venv/python", "/bin/pipeline", "seed=2"], ["/my venv/python", "/bin/pipeline"]),
         (["pytest"], PYTHON),
+        (["python", "mine.py", "seed=2"], ["python", "mine.py"]),
+        (["pipeline", "former.key=2"], ["pipeline"]),
         (["pipeline", "fork", "run@3", "--plugin", "mine.py"], [*PYTHON, "--plugin", "mine.py"]),
     ):
         monkeypatch.setattr(sys, "orig_argv", typed)
@@ -70,6 +72,11 @@ def test_resume_command_has_the_program_as_typed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "orig_argv", ["pipeline"])
     assert shlex.split(make_resume_run_command([], Path("d/e"), None)) == [
         "pipeline",
+        "train.resume=d/e",
+    ]
+    monkeypatch.setattr(sys, "orig_argv", ["python", "mine.py"])
+    assert shlex.split(make_resume_run_command([], Path("d/e"), None)) == [
+        *PYTHON,
         "train.resume=d/e",
     ]
 

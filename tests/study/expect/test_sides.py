@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,25 @@ def test_commit_of_the_package_has_its_own_code(repository: Path) -> None:
     git(repository, "commit", "--quiet", "-m", "package")
     with open_commit("HEAD") as side:
         assert side.package_parent == side.folder.parent
+
+
+@pytest.mark.medium
+def test_checkout_of_a_killed_test_is_removed_at_the_next_start(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout in use stays, and so does the user's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stale = tmp_path / "pipeline-test-stale" / "commit"
+    users = tmp_path / "other" / "commit"
+    for folder in (stale, users):
+        git(repository, "worktree", "add", "--detach", str(folder))
+    with open_commit("HEAD") as first, open_commit("HEAD~1") as second:
+        assert not stale.parent.exists()
+        assert first.folder.is_dir()
+        assert second.folder.is_dir()
+        assert len(git(repository, "worktree", "list").splitlines()) == 4
+    assert len(git(repository, "worktree", "list").splitlines()) == 2
+    assert users.is_dir()
 
 
 @pytest.mark.medium

@@ -14,7 +14,7 @@ from pipeline.backends.ascend.chip.options import EmulationOptions
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
 from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.name_text import explain_unknown_name, find_nearest, show_name
-from pipeline.core.files.paths import CONF
+from pipeline.core.files.paths import CONF, expand_home
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 
@@ -83,7 +83,7 @@ def _describe_unknown_key(key: str, value: Any) -> str:
 def _find_file(name_or_path: str | Path) -> Path:
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
-        file = Path(text).expanduser()
+        file = expand_home(Path(text))
         if file.is_file():
             return file
         raise ChipError(f"hardware = {text}", ["there is no such file"])

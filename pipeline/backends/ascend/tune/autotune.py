@@ -42,6 +42,7 @@ from pipeline.core.files.knowledge_bank import (
     make_operator_record,
     reuse_or_search,
 )
+from pipeline.core.files.paths import expand_home
 from pipeline.core.files.trusted_files import find_foreign_owner, find_writers
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
@@ -264,7 +265,7 @@ def find_custom_bank(file: str | Path | None) -> str | None:
     if not value:
         return None
     problem = f"{BANK_VARIABLE} = {value}:"
-    folder = Path(value).expanduser()
+    folder = expand_home(Path(value))
     if not folder.is_dir():
         raise OptionError(f"{problem} must be a folder that exists")
     status = folder.stat()
@@ -281,7 +282,7 @@ def find_result_folder(bank: str | None) -> Path | None:
     """Return the folder of TUNE_BANK_PATH, where CANN writes its result files too; None if `bank`
     isn't in the folder of this variable."""
     value = os.environ.get(BANK_VARIABLE)
-    folder = Path(value).expanduser() if value else None
+    folder = expand_home(Path(value)) if value else None
     return folder if folder is not None and bank == str(folder / CUSTOM_BANK) else None
 
 
