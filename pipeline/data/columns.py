@@ -255,7 +255,6 @@ class Targets:
     """Number of training labels of each class; empty unless the loss depends on them."""
     naive_mae: float | None = None
     """Mean absolute error of a naive forecast of the evaluation samples, in the data's units."""
-
     distribution: Distribution = ""
     """Distribution of the numbers, if the loss depends on it."""
 

@@ -37,11 +37,13 @@ def parse_objects(
         try:
             document = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
-            reason = str(error)
+            # A number of too many digits, or lists that are nested too deep, may be JSON.
+            problem = f"can't be read: {error}"
             if isinstance(error, json.JSONDecodeError):  # Its text has a number of a line too.
-                reason = f"{error.msg} at character {error.colno}"
+                reason = error.msg.removesuffix(" at")
+                problem = f"isn't JSON: {reason} at character {error.colno}"
             raise ValueError(
-                f"line {number:,} isn't JSON: {reason}; must have an object on each line"
+                f"line {number:,} {problem}; must have an object on each line"
             ) from error
         if not isinstance(document, dict):
             rule = f"; must have {', '.join(columns)}" if columns else " of named values"

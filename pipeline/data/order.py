@@ -178,8 +178,8 @@ class SampleOrder(Batching):
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def list_reachable(self) -> np.ndarray:
-        """Return the samples that at least one epoch reads, int64 (n,). A shard with different
-        samples in each epoch can read all of them."""
+        """Return the samples that epochs draw from, int64 (n,): of the shard, or all if it changes.
+        Without a shuffle, `drop_remainder` drops the last of them."""
         if self.num_shards > 1 and (not self.shuffle or self.buffer_size is not None):
             return self._to_split_positions(np.arange(self.shard_samples))
         return np.arange(self.samples)

@@ -1,4 +1,4 @@
-"""Poisson sampling, the order of private runs: a step draws each sample with equal probability."""
+"""Poisson sampling, the order of private runs: each step draws all samples independently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PoissonOrder(SampleOrder):
 
     @property
     def batches_per_repetition(self) -> int:
-        return max(1, self.samples // self.expected_batch_size)
+        return self.samples // self.expected_batch_size
 
     @property
     def short_batch(self) -> int:
@@ -77,10 +77,17 @@ def make_poisson_order(
     settings: Mapping[str, Any], delta: float, expected_batch_size: int | None
 ) -> PoissonOrder:
     """Return the order with the settings of a `SampleOrder`; None expects as many samples a step as
-    fit. Raises ValueError, beginning with `batch_size`, if a step may draw too many samples."""
+    fit. Raises ValueError, beginning with `batch_size`, if a step may draw too many samples, or if
+    more are expected than there are."""
     size = settings["batch_size"]
-    fitting = find_expected_batch_size(settings["samples"], size, OVERFLOW_SHARE * delta)
+    samples = settings["samples"]
+    fitting = find_expected_batch_size(samples, size, OVERFLOW_SHARE * delta)
     expected = expected_batch_size or fitting
+    if expected > samples:
+        raise ValueError(
+            f"batch_size = {size}: privacy.expected_batch_size = {expected} must be at most the "
+            f"{samples} samples"
+        )
     if expected > fitting:
         raise ValueError(
             f"batch_size = {size}: must be larger for privacy.expected_batch_size = {expected},"

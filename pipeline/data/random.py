@@ -20,8 +20,6 @@ _PARITY = np.uint32(0x1BD11BDA)
 _OPS_STREAM = 1 << 31
 """Added to an op's number in the counter that its key is encrypted from. jax.random uses the same
 cipher, but with small numbers, so map ops share no bits with initial weights or dropout masks."""
-
-
 _CHOICE_OP = (1 << 30) + 1
 """Op number in the key that draws a step's variant, larger than any index of a map op."""
 

@@ -114,14 +114,14 @@ def find_place(split: Split, sample: int) -> str:
     for column in split.columns.values():
         if isinstance(column, LazyColumn | RaggedColumn):
             name = column.sample_name(sample)
-            # A column without files only has the number.
-            return "" if re.fullmatch(r"sample \d+", name) else name
+            if not re.fullmatch(r"sample \d+", name):  # the name in a column without files
+                return name
     return ""
 
 
 def join_splits(splits: Sequence[Split]) -> Split:
-    """Return the samples of all splits in order. If all splits have files, these are
-    joined, else each split is a file. Raises ValueError for different columns, shapes or dtypes."""
+    """Return the samples of all splits in order. If all splits have files, these are joined, else
+    each split is a file. Raises ValueError for different columns, shapes or dtypes."""
     names = [tuple(split.columns) for split in splits]
     if len(set(names)) > 1:
         raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")

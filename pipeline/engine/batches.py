@@ -21,7 +21,7 @@ from pipeline.backends.loading.window import LoaderSource, Window, put_inputs
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Column, Split
 from pipeline.data.order import Batches, SampleOrder
-from pipeline.engine.step_checks import describe
+from pipeline.engine.step_checks import describe, narrow_dtype
 from pipeline.training.parallel.state_sharing import DevicePlacement
 
 ITERATOR_WINDOW_STEPS = 128
@@ -73,7 +73,7 @@ def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSou
     if arrays is None:
         if batch_size is not None:
             raise ValueError(
-                f"batch_size = {batch_size}: data is an iterator, which makes the batches itself"
+                f"batch_size = {batch_size}: must be None, since data is an iterable of batches"
             )
         return IteratorBatches(data)
     if batch_size is None:
@@ -108,13 +108,17 @@ def _is_iterable(node: Any) -> bool:
 
 
 def _to_columns(names: Sequence[str], leaves: Sequence[Any]) -> list[np.ndarray]:
-    """Return leaves as arrays of dtypes that jax supports. Raises DataError for other dtypes."""
+    """Return leaves as arrays of dtypes that jax supports. Raises DataError for other dtypes, and
+    for a whole number that doesn't fit."""
     columns = []
     for name, leaf in zip(names, leaves, strict=True):
         array = np.asarray(leaf)
         if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.number, np.bool_)):
             raise DataError(f"{name}: has dtype {array.dtype}; must have numbers or booleans")
-        columns.append(array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False))
+        try:
+            columns.append(narrow_dtype(name, array))
+        except ValueError as error:
+            raise DataError(str(error)) from error
     return columns
 
 
@@ -144,18 +148,18 @@ class ArrayBatches(BatchSource):
                 )
         columns = _to_columns(names, leaves)
         self._split = Split({str(number): column for number, column in enumerate(columns)})
-        try:
-            self._order = SampleOrder(
-                samples=len(self._split),
-                batch_size=batch_size,
-                drop_remainder=True,
-                repeat=1,
-                seed=0 if seed is None else seed,
-                shuffle=seed is not None,
-                buffer_size=None,
-            )
-        except ValueError as error:
-            raise DataError(f"data: {error}") from error
+        samples = len(self._split)
+        if samples < batch_size:
+            raise DataError(f"data: has {samples} examples; must have a batch of {batch_size}")
+        self._order = SampleOrder(
+            samples=samples,
+            batch_size=batch_size,
+            drop_remainder=True,
+            repeat=1,
+            seed=0 if seed is None else seed,
+            shuffle=seed is not None,
+            buffer_size=None,
+        )
         shapes = [jax.ShapeDtypeStruct((batch_size, *c.shape[1:]), c.dtype) for c in columns]
         self.spec = jax.tree.unflatten(jax.tree.structure(arrays), shapes)
         self.steps_per_epoch = self._order.steps_per_epoch
@@ -165,7 +169,7 @@ class ArrayBatches(BatchSource):
         return make_loader(LoaderSource(self._split, self._order, placement, stop))
 
     def describe(self) -> dict[str, Any]:
-        """Return the shapes, the order, and the SHA-256 of some examples."""
+        """Return the number of examples, the seed of their order and the SHA-256 of some."""
         samples = len(self._split)
         rows = np.unique(np.linspace(0, samples - 1, HASHED_EXAMPLES).astype(np.int64))
         seed = self._order.seed if self._order.shuffle else None
@@ -229,9 +233,12 @@ class IteratorBatches(BatchSource):
         shapes = [jax.ShapeDtypeStruct(column.shape, column.dtype) for column in columns]
         self.spec = jax.tree.unflatten(jax.tree.structure(first), shapes)
         self._windows: IteratorWindows | None = None
+        self._start = 0
+        """Number of steps before those of this process."""
 
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
         """Return a loader that reads one window ahead, and no batch after `stop`."""
+        self._start = start
         self._windows = IteratorWindows(self, placement, start, stop)
         return Loader(self._windows, None)
 
@@ -239,9 +246,9 @@ class IteratorBatches(BatchSource):
         """Return the iterator's `state` and the number of batches to `skip` after it; without a
         state, the number to `skip` from the start and the `sha256` of the last of them."""
         assert self._windows is not None, "the loader is open"
-        window = self._windows.find_window(step)
-        if window is None:
+        if step == self._start:
             return dict(self._start_position)
+        window = self._windows.find_window(step)
         if self._has_state:
             return {"state": window.state, "skip": step - window.start}
         return {"skip": step, "sha256": _hash_rows(window.columns, step - 1 - window.start)}
@@ -294,7 +301,7 @@ class IteratorBatches(BatchSource):
             if describe(column) != describe(spec):
                 raise DataError(
                     f"data: {name} of batch {number} is {describe(column)}, of the first "
-                    f"{describe(spec)}; all batches need one shape: drop or pad a short one"
+                    f"{describe(spec)}; must be the same: drop or pad a short batch"
                 )
         return columns
 
@@ -329,7 +336,8 @@ class IteratorWindows:
 
     def count_ready_steps(self, step: int) -> int:
         """Return the number of steps of the next window if it has been read, else 0."""
-        return self._steps if self._next is not None and self._next[1].done() else 0
+        future = None if self._next is None else self._next[1]
+        return future.result().steps if future is not None and future.done() else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
         """Return the window from `step`. Raises DataError at the end, and the iterator's errors."""
@@ -351,10 +359,11 @@ class IteratorWindows:
         prepared = PrepareTime({"iterator": window.seconds})
         return Window(step, end, self._transfer(window)), prepared
 
-    def find_window(self, step: int) -> _ReadWindow | None:
-        """Return the window with the batch of `step`, counted from 1; None if it isn't kept."""
-        windows = (w for w in self._previous if w.start < step <= w.start + w.steps)
-        return next(windows, None)
+    def find_window(self, step: int) -> _ReadWindow:
+        """Return the window with the batch of `step`, counted from 1, which is one of the last
+        two that were taken."""
+        [window] = (w for w in self._previous if w.start < step <= w.start + w.steps)
+        return window
 
     def close(self) -> None:
         """Stop reading ahead."""

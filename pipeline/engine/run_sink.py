@@ -57,6 +57,7 @@ from pipeline.engine.step_checks import (
     check_saved_state,
     check_state,
     examine_step,
+    narrow_dtype,
     trace_step,
 )
 from pipeline.engine.user_step import (
@@ -132,10 +133,9 @@ def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> P
         require_usable_clock()
     source = open_source(data, settings.batch_size, settings.seed)
     layout = StateLayout.from_state(state)
-    arrays = {path: np.array(leaf) for path, leaf in layout.flatten(state).items()}
     leaves = {
-        path: array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-        for path, array in arrays.items()
+        path: narrow_dtype(f"state/{path}", np.array(leaf))
+        for path, leaf in layout.flatten(state).items()
     }
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
     spec = jax.eval_shape(layout.arrange, shapes)

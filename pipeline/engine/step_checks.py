@@ -199,6 +199,19 @@ def describe(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
+def narrow_dtype(name: str, array: np.ndarray) -> np.ndarray:
+    """Return an array in the dtype that jax has for its own, such as int32 for int64. Raises
+    ValueError, beginning with the name, for a whole number that this dtype can't hold."""
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and array.dtype != dtype and array.size:
+        bounds = np.iinfo(dtype)
+        for value in (array.min(), array.max()):
+            if not bounds.min <= value <= bounds.max:
+                limits = f"must be {bounds.min} to {bounds.max}"
+                raise ValueError(f"{name}: has {value}, and jax has {dtype}; {limits}")
+    return array.astype(dtype, copy=False)
+
+
 def _check_returned_state(state: Any, returned: Any) -> None:
     """Raise ValueError unless a step's states have the same structure, shapes and dtypes."""
     before = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}

@@ -21,7 +21,9 @@ def test_objects_have_the_numbers_of_their_lines() -> None:
         ("3", "line 2 isn't an object"),
         ('{"a": \n', "line 2 isn't JSON: Expecting value at character 7; must have an object"),
         ("  {a}\n", "line 2 isn't JSON: Expecting property name .* at character 4; must have"),
-        ("[" * 100_000, "line 2 isn't JSON: "),
+        ('{"a": "\t"}', "line 2 isn't JSON: Invalid control character at character 8; must have"),
+        ("[" * 100_000, "line 2 can't be read: maximum recursion depth"),
+        ('{"a": ' + "1" * 5000 + "}", "line 2 can't be read: Exceeds the limit .4300 digits"),
     ],
 )
 def test_other_line_is_named(line: str, message: str) -> None:

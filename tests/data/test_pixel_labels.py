@@ -26,7 +26,7 @@ from pipeline.data.ops.resize import ProgressiveSize, RandomResizedCrop, RandomS
 from pipeline.data.ops.together import make_joint_ops
 from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
 from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops, compute_column_specs
+from pipeline.data.transform import apply_ops, compute_column_specs, list_read_columns
 
 BATCH, HEIGHT, WIDTH = 6, 9, 12
 SPECS = {
@@ -213,3 +213,18 @@ def test_every_op_that_moves_pixels_is_marked() -> None:
         "rand_augment",
     }
     assert moving | still == set(list_components("op"))
+
+
+@pytest.mark.parametrize("op", [Pad(padding=(1, 1, 1, 1)), RandomRotation(degrees=9.0)])
+def test_label_of_the_border_must_fit_the_labels(op: MapOp) -> None:
+    specs = {**SPECS, "label": ColumnSpec((HEIGHT, WIDTH), "uint8")}
+    with pytest.raises(ValueError, match=r"with the label -100, and labels are uint8; must be 0"):
+        make_joint_ops((op,), specs, NONE)
+    make_joint_ops((op,), specs, 255)
+
+
+def test_prediction_without_labels_applies_the_op() -> None:
+    ops = make_joint_ops((CenterCrop(size=(5, 8)),), SPECS, None)
+    assert list_read_columns(ops, ["image"]) == ("image",)
+    image = {"image": columns()["image"]}
+    assert apply_ops(np, ops, image, seed_words(0), 0, np.arange(BATCH))["image"].shape[1] == 5

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.data.poisson_order import PoissonOrder, compute_overflow, find_expected_batch_size
+from pipeline.data.poisson_order import (
+    PoissonOrder,
+    compute_overflow,
+    find_expected_batch_size,
+    make_poisson_order,
+)
 
 KEY = (5, 2**31)
 
@@ -91,6 +96,25 @@ def test_expected_batch_is_the_largest_fitting_batch() -> None:
     assert find_expected_batch_size(100, 100, 1e-17) == 100
     with pytest.raises(ValueError, match="batch_size = 2: is too small"):
         find_expected_batch_size(60_000, 2, 1e-17)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected", "message"),
+    [
+        (100, 101, "^batch_size = 256: .*_batch_size = 101 must be at most the 100 samples$"),
+        (60_000, 250, "^batch_size = 256: must be larger for .*_batch_size = 250.* enough for 14"),
+    ],
+)
+def test_expected_batch_that_is_too_large_is_refused(
+    samples: int, expected: int, message: str
+) -> None:
+    settings = {
+        "samples": samples, "batch_size": 256, "seed": 1, "shuffle": True, "buffer_size": None,
+        "drop_remainder": True, "repeat": 1,
+    }  # fmt: skip
+    assert make_poisson_order(settings, 1e-5, 100).batches_per_repetition == samples // 100
+    with pytest.raises(ValueError, match=message):
+        make_poisson_order(settings, 1e-5, expected)
 
 
 def test_step_can_draw_zero_samples() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.data.columns import BatchedColumn, LazyColumn, Split
 from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
-from pipeline.data.row_views import join_splits, select_samples
+from pipeline.data.row_views import find_place, join_splits, select_samples
 from tests.slow_cases import mark_slow_except
 
 VALUES = np.arange(7 * 6, dtype=np.int32).reshape(7, 2, 3)
@@ -115,3 +115,9 @@ def test_selected_samples_keep_their_places() -> None:
     assert selected.locate is not None
     assert [selected.locate(row) for row in selected.list_rows().tolist()] == ["line 1", "line 5"]
     assert selected.padding == 0
+
+
+def test_place_is_the_file_of_any_column() -> None:
+    ragged = make_ragged_array(np.arange(7), np.ones((7, 1), int))
+    assert find_place(Split({"tokens": ragged, "image": Lazy(VALUES)}), 3) == "file 3"
+    assert find_place(Split({"tokens": ragged}), 3) == ""

@@ -23,7 +23,10 @@ from jax.experimental import io_callback
 
 from pipeline.backends.ascend import price
 from pipeline.core.errors import DataError, RunError
+from pipeline.engine.batches import open_source
 from pipeline.engine.sink import sink
+from pipeline.training.parallel.state_sharing import DevicePlacement
+from tests.backends.loading.small_loader import wait_until
 from tests.engine.steps import BATCH, STEPS, batches, make_data, make_state, step
 from tests.slow_cases import mark_slow_except
 
@@ -536,7 +539,7 @@ def test_step_that_calls_the_host_is_refused(name: str) -> None:
     ("data", "settings", "kind", "text"),
     [
         ({"x": np.ones(3), "y": np.ones(2)}, {}, DataError, r"data\['y'\]: has shape \(2,\)"),
-        (make_data(5), {}, DataError, "a batch of 16 can't be filled from 5 samples"),
+        (make_data(5), {}, DataError, "data: has 5 examples; must have a batch of 16"),
         ({"x": np.array(["a"] * 20)}, {}, DataError, r"data\['x'\]: has dtype <U1"),
         (7, {}, DataError, "data: is a int of int; must be arrays"),
         (iter([]), {"batch_size": None}, DataError, "data: the iterator has no batches"),
@@ -549,7 +552,19 @@ def test_step_that_calls_the_host_is_refused(name: str) -> None:
             DataError,
             r"batch\['rate'\]: is a single number; must be an array of examples",
         ),
-        (iter([]), {}, ValueError, "batch_size = 16: data is an iterator"),
+        (
+            {"x": np.arange(20, dtype=np.int64) << 28},
+            {},
+            DataError,
+            r"data\['x'\]: has 5100273664, and jax has int32; must be -2147483648 to 2147483647",
+        ),
+        (
+            repeat({"x": np.full(16, 2**32, np.uint64)}),
+            {"batch_size": None},
+            DataError,
+            r"batch\['x'\]: has 4294967296, and jax has uint32; must be 0 to 4294967295",
+        ),
+        (iter([]), {}, ValueError, "batch_size = 16: must be None, since data is an iterable"),
         (make_data(), {"batch_size": None}, ValueError, "batch_size: is missing; must be the"),
         (make_data(), {"batch_size": 0}, ValueError, "batch_size = 0: must be a whole number"),
         (make_data(), {"size": "some"}, ValueError, "size = 'some': must be .* or \"all\""),
@@ -565,13 +580,27 @@ def test_invalid_data_and_settings_are_refused(
         train(data, **settings)
 
 
+def test_state_that_jax_would_wrap_is_refused() -> None:
+    with pytest.raises(ValueError, match="state/count: has 1099511627776, and jax has int32"):
+        train(state={**make_state(), "count": 2**40})
+
+
+def test_ready_steps_are_those_of_the_next_window() -> None:
+    source = open_source(batches(), None, None)
+    loader = source.open_loader(DevicePlacement((jax.devices()[0],)), 0, 130)
+    assert loader.get_window(0).stop == 128
+    wait_until(lambda: loader._source.count_ready_steps(128) > 0)
+    assert loader._source.count_ready_steps(128) == 2
+    loader.close()
+
+
 @pytest.mark.medium
 def test_batches_of_another_shape_are_refused(tmp_path: Path) -> None:
     def short() -> Iterator[Any]:
         for number, batch in enumerate(batches()):
             yield batch if number < 9 else {name: values[:3] for name, values in batch.items()}
 
-    text = r"batch\['x'\] of batch 10 is float32\[3,4\], of the first float32\[16,4\]; all batches"
+    text = r"batch\['x'\] of batch 10 is float32\[3,4\], of the first float32\[16,4\]; must be"
     with pytest.raises(DataError, match=text):
         train(short(), batch_size=None, save=tmp_path)
     assert (tmp_path / "checkpoints" / "9").is_dir()

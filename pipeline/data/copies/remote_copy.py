@@ -76,7 +76,8 @@ def _verify(address: Address, folder: Path) -> None:
     advice = f"remove {folder} to copy it again"
     try:
         sums = read_text(folder / SUMS, MOST_LISTING_BYTES)
-        names = [line.partition("  ")[2] for line in sums.splitlines()]
+        # A name may have other ends of lines than "\n".
+        names = [line.partition("  ")[2] for line in sums.split("\n")[:-1]]
         is_same = bool(names) and format_checksums(folder, names) == sums
     except (OSError, ValueError) as error:
         raise DataError(
@@ -98,7 +99,7 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
         raise DataError(f"{address}: must have no #, or be a file and end in #{PIN}DIGEST")
     content = folder / (FILE if is_file else TREE)
     listing = retry(partial(_list_remote, storage, sources))
-    _require_copyable(address, listing, folder)
+    _require_copyable(address, listing)
     _fetch(storage, listing, content, sources or {})
     if retry(partial(_list_remote, storage, sources)) != listing:
         raise DataError(f"{address}: has changed while it was copied; run this again")
@@ -143,29 +144,22 @@ def _list_remote(storage: Storage, sources: Sources | None) -> Mapping[str, Stor
     return {name: storage.describe(source) for name, source in sources.items()}
 
 
-def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folder: Path) -> None:
-    """Raise DataError without files, or for a name that leads out of the folder. Raises RunError if
-    the disk has too little room."""
+def _require_copyable(address: Address, listing: Mapping[str, StoredFile]) -> None:
+    """Raise DataError without files, or for a name that leads out of the folder."""
     if not listing:
         raise DataError(f"{address}: there is no such file or folder, or it is empty")
     for name in listing:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or str(path) != name or "\n" in name:
             raise DataError(f"{address}: has a file {show(name)}, which can't be copied")
-    size_bytes = sum(file.size_bytes or 0 for file in listing.values())
-    free_bytes = shutil.disk_usage(folder).free
-    if size_bytes > free_bytes:
-        raise RunError(
-            f"{address}: has {format_bytes(size_bytes)}, and {folder} has room for "
-            f"{format_bytes(free_bytes)}; set another cache folder with cache.root=DIR"
-        )
 
 
 def _fetch(
     storage: Storage, listing: Mapping[str, StoredFile], content: Path, sources: Sources
 ) -> None:
     """Copy the files of a listing into `content`. Files of an interrupted copy stay if their remote
-    versions are the same; others are removed first."""
+    versions are the same; others are removed first. Raises RunError if the disk has too little room
+    for the files to copy."""
     listing_file = content.with_name(LISTING)
     versions = {name: list(astuple(file)) for name, file in listing.items()}
     previous_versions: Any = {}
@@ -181,16 +175,23 @@ def _fetch(
         if not has_version or previous_versions.get(name) != versions[name]:
             path.unlink()
     write_whole(listing_file, json.dumps(versions))
-    for name, file in listing.items():
+    missing = {name: file for name, file in listing.items() if not (content / name).exists()}
+    missing_bytes = sum(file.size_bytes or 0 for file in missing.values())
+    free_bytes = shutil.disk_usage(content.parent).free
+    if missing_bytes > free_bytes:
+        raise RunError(
+            f"{storage.url}: has {format_bytes(missing_bytes)} to copy, and {content.parent} has "
+            f"room for {format_bytes(free_bytes)}; set another cache folder with cache.root=DIR"
+        )
+    for name, file in missing.items():
         path = content / name
-        if path.exists():
-            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = content.with_name(f"{content.name}.part")
         retry(partial(storage.download, sources.get(name, name), draft))
         size_bytes = draft.stat().st_size
         if file.size_bytes not in (None, size_bytes):
             raise RunError(
-                f"{storage.url}: {name}: only {size_bytes:,} of {file.size_bytes:,} bytes arrived"
+                f"{storage.url}: {name}: {size_bytes:,} bytes arrived instead of "
+                f"{file.size_bytes:,}"
             )
         commit(draft, path)

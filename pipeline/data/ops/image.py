@@ -54,7 +54,9 @@ class GeometricOp(ImageOp):
     def find_window(self, xp: Any, uniforms: Any, height: int, width: int) -> Window:
         """Return the part of each image of height x width that becomes the whole image. Raises
         ValueError if the op has none, so that boxes can't follow it."""
-        raise ValueError("moves pixels in a way that boxes can't follow; leave them out")
+        raise ValueError(
+            "moves pixels in a way that boxes can't follow; leave out the op or the boxes"
+        )
 
     def move_boxes(self, xp: Any, boxes: Any, uniforms: Any, height: int, width: int) -> Any:
         """Move boxes, float32 (batch, boxes, 4), of images of height x width like the pixels.

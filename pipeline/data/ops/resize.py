@@ -171,8 +171,8 @@ class ProgressiveSize(SeveralSizes):
     """Scale images to the first of `sizes`, [height, width], and to the next one after each of
     `after_epochs`: progressive resizing (Howard, fast.ai's DAWNBench entry, 2018).
 
-    The network must support all sizes. With `train.repeat` each reading of the split counts as an
-    epoch.
+    The network must support all sizes. With `dataset.train.repeat` each reading of the
+    split counts as an epoch.
     """
 
     name: Literal["progressive_size"] = "progressive_size"

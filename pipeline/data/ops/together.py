@@ -250,6 +250,7 @@ class MoveTogether(WrappedOp):
             raise ValueError(
                 f"makes pixels that {name} has no label for; set fill to the label that they get"
             )
+        _require_label(self.geometric, self.fill, spec.dtype)
         return replace(spec, shape=mapped.shape[:2])
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
@@ -316,6 +317,9 @@ class JointGeometricOp(WrappedOp):
     def written(self) -> tuple[str, ...]:
         return self.columns
 
+    def narrow(self, columns: Set[str]) -> MapOp:
+        return self if "label" in columns else self.op
+
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, labels = values
         mapped = self.op.output(image)
@@ -372,7 +376,18 @@ def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
             "makes pixels that have no label; set dataset.ignore_index to the label that they get, "
             "such as 255"
         )
+    _require_label(op, ignore_index, specs["label"].dtype)
     return JointGeometricOp(name=op.name, op=op, fill=ignore_index or 0)
+
+
+def _require_label(op: GeometricOp, fill: int | None, dtype: str) -> None:
+    """Raise ValueError if an op makes pixels with the label `fill`, which the dtype can't hold."""
+    bounds = np.iinfo(dtype)
+    if op.creates_border and fill is not None and not bounds.min <= fill <= bounds.max:
+        raise ValueError(
+            f"makes pixels with the label {fill}, and labels are {dtype}; must be {bounds.min} to "
+            f"{bounds.max}"
+        )
 
 
 def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:

@@ -35,7 +35,7 @@ SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "imag
 """Names of the features with the height, width and channels of plain pixels."""
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 """Ends of the names of features with the edges of bounding boxes."""
-_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
+_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 """First bytes of image files that `open_image` reads."""
 Shape = tuple[int, int, int]
 ExampleFile = MindRecordFile | TarShard | TFRecordFile

@@ -66,8 +66,8 @@ def write_records(
 
 @contextmanager
 def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield a scratch folder, which replaces `folder` at the end of the block. After an error in
-    the block `folder` is unchanged."""
+    """Yield a scratch folder, which replaces `folder` at the end of the block. After an error
+    `folder` is unchanged."""
     require_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     previous = folder.with_name(f"{folder.name}.{os.getpid()}.old")
@@ -80,6 +80,8 @@ def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {get_system_reason(error)}") from error
     finally:
+        if previous.exists() and not folder.exists():
+            previous.rename(folder)
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(previous, ignore_errors=True)
 

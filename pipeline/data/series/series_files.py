@@ -84,7 +84,7 @@ def read_series(path: Path, form: LongForm) -> RawSeries:
         if path.suffix.lower() == ".ts":
             return read_ts(path, needs_labels=form.needs_labels)
         if path.suffix.lower() == ".npz":
-            return _read_npz(path)
+            return _read_npz(path, needs_labels=form.needs_labels)
         if not path.name.lower().endswith(SUFFIXES):
             raise ValueError(f"must end in one of {', '.join(SUFFIXES)}")
     names = (form.series, form.time, form.label)
@@ -99,19 +99,21 @@ def read_series(path: Path, form: LongForm) -> RawSeries:
         return _split_rows(table, form)
 
 
-def _read_npz(path: Path) -> RawSeries:
+def _read_npz(path: Path, *, needs_labels: bool) -> RawSeries:
     """Read `series`, (n, steps) or (n, steps, channels), and `label`, (n,)."""
     with open_archive(path) as archive:
-        missing = [name for name in ARRAYS if name not in archive.names]
+        names = ARRAYS if needs_labels else ARRAYS[:1]
+        missing = [name for name in names if name not in archive.names]
         if missing:
             listed = ", ".join(map(show_name, archive.names[:10])) or "nothing"
             raise ValueError(f"lacks {', '.join(missing)}; it has {listed}")
-        series, labels = (archive.read(name) for name in ARRAYS)
+        series, *others = (archive.read(name) for name in names)
     if series.dtype.kind not in "fiu" or series.ndim not in (2, 3):
         raise ValueError(
             f"series is {series.dtype} of shape {series.shape}; must be numbers (n, steps) or (n, "
             "steps, channels)"
         )
+    labels = others[0] if others else np.full(len(series), "")
     if labels.dtype.kind not in "fiubU" or labels.shape != series.shape[:1]:
         raise ValueError(
             f"label is {labels.dtype} of shape {labels.shape}; must be numbers or texts "
@@ -190,11 +192,11 @@ class RawSeries:
 
     def list_classes(self) -> tuple[str, ...]:
         """Return the different labels: in the order of numbers if all are numbers, else sorted."""
-        names = set(self.labels)
+        names = sorted(set(self.labels))  # so that equal numbers, as 1 and 1.0, have an order
         try:
             return tuple(sorted(names, key=float))
         except ValueError:
-            return tuple(sorted(names))
+            return tuple(names)
 
     def number_labels(self, classes: tuple[str, ...]) -> np.ndarray:
         """Return the position of each label in `classes`, int32 (n,). Raises ValueError with the
@@ -214,10 +216,7 @@ class RawSeries:
         that isn't a finite number."""
         numbers = np.empty((len(self.labels), 1))
         for row, (place, label) in enumerate(zip(self.places, self.labels, strict=True)):
-            try:
-                numbers[row] = float(label)
-            except ValueError:
-                numbers[row] = np.nan
+            numbers[row] = float(label) if is_number(label) else np.nan
             if not np.isfinite(numbers[row]).all():
                 raise ValueError(f"{place}: has label {show_name(label)}; must be a finite number")
         return numbers

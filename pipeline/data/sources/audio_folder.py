@@ -193,9 +193,10 @@ class AudioFolder(DatasetSpec):
         first, header = read[0]
         length = self.samples or round((self.seconds or 0) * header.rate_hz)
         if not 1 <= length <= MAX_SAMPLES:
+            key = "samples" if self.samples else "seconds"
             raise DataError(
-                f"dataset.seconds = {self.seconds}: {length:,} samples at {header.rate_hz:,} Hz; "
-                f"must be 1 to {MAX_SAMPLES:,}"
+                f"dataset.{key} = {getattr(self, key)}: {length:,} samples at "
+                f"{header.rate_hz:,} Hz; must be 1 to {MAX_SAMPLES:,}"
             )
         audio = AudioFormat(header.rate_hz, length, self.channels, self.longer, self.shorter)
         for path, other in read:

@@ -64,7 +64,7 @@ class ImageFolder(LocalDatasetSpec):
     """The column of the paths; null: the first column."""
     label_columns: Seq[str] = ()
     """The columns to predict; []: all columns but the paths'."""
-    task: Literal["auto"] | Task = "auto"
+    task: Literal["auto", "classification", "regression", "multi_label"] = "auto"
     """The task of the label columns. auto: regression for one column of numbers that aren't all
     whole, classification for another column; multi_label for several columns of 0 and 1, regression
     for several columns of other numbers."""

@@ -97,7 +97,8 @@ class ImageMasks(LocalDatasetSpec):
         return require_distinct(classes) if isinstance(classes, tuple) else classes
 
     def read(self, cache: Path) -> RawData:
-        """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
+        """Return RGB images, and masks as labels, decoded on demand. With `buckets` and without
+        `image_size` their sizes differ."""
         split_pairs, left_out = self._list_splits()
         split_masks = [[mask for _, mask in pairs] for pairs in split_pairs]
         notes = describe_left_out(left_out[0], self.images)
@@ -207,8 +208,8 @@ def _explain_unread_mask(stem: str, left_out: Sequence[str], folder: Path) -> st
     for path in map(Path, left_out):
         if str(path.relative_to(folder).with_suffix("")) == stem:
             return (
-                f"; {show_name(path.name)} there isn't read, since masks must be PNG, BMP or TIFF, "
-                "which keep the classes"
+                f"; {show_name(path.name)} there isn't read, since only {MASKS.formats} keep the "
+                "classes"
             )
     return ""
 

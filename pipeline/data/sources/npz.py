@@ -56,7 +56,7 @@ class NumpyArchive(LocalDatasetSpec):
     name: Literal["numpy"] = "numpy"
     root: RequiredRoot
     """The .npz file."""
-    task: Literal["auto"] | Task = "auto"
+    task: Literal["auto", "classification", "regression", "multi_label"] = "auto"
     """The task of y. auto: classification for whole numbers, else regression. multi_label: 0 or 1
     for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
@@ -289,7 +289,7 @@ def _as_samples(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colu
             raise ValueError(
                 f"{name} has shape {values.shape}; must be (n, H, W), (n, H, W, C) or (n, length)"
             )
-    elif sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:
+    elif sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3 or not len(sizes):
         raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1), (n, 2) or (n, 3)")
     if not _has_finite_values(values):
         raise ValueError(f"{name} has values that are not finite")

@@ -132,6 +132,10 @@ class LabelledSeries(LocalDatasetSpec):
         if file.is_dir():
             file = file / f"{file.name}{_TRAIN}"
         if self.eval_path is not None:
+            if self.eval_path.resolve() == file.resolve():
+                raise DataError(
+                    f"dataset.eval_path = {file}: must be another file than dataset.root"
+                )
             return file, self.eval_path
         if not file.name.endswith(_TRAIN):
             return file, None

@@ -22,7 +22,7 @@ from pydantic import (
 from pipeline.core.errors import DataError
 from pipeline.core.files.name_text import show_name
 from pipeline.core.registry import FilePath, Location, Seq, component
-from pipeline.data.columns import RawData, SampleUnit, Split, Targets, Task, make_number_targets
+from pipeline.data.columns import RawData, SampleUnit, Split, Targets, make_number_targets
 from pipeline.data.dataset_roots import LocalDatasetSpec, RequiredRoot
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
@@ -77,7 +77,7 @@ class TableDataset(DatasetSpec):
     """The file."""
     target: TargetNames
     """The column to predict, or several columns, all of numbers or all of 0 and 1."""
-    task: Literal["auto"] | Task = "auto"
+    task: Literal["auto", "classification", "regression", "multi_label"] = "auto"
     """The task. auto: classification for a column of texts or of at most 20 different whole
     numbers, multi_label for several columns of 0 and 1, else regression."""
     eval_path: FilePath | None = None

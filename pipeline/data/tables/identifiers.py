@@ -137,5 +137,7 @@ def _predict_from_neighbours(
     second = (weights * distances**2).sum(axis=1, keepdims=True)
     # The line's height at distance 0 is a sum of the means with these factors.
     factors = weights * (second - first * distances)
-    factors = factors / factors.sum(axis=1, keepdims=True)
+    # Neighbours that are all as far away define no line. With a NaN the column isn't an identifier.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = factors / factors.sum(axis=1, keepdims=True)
     return (factors[..., None] * means[places]).sum(axis=1), (factors**2 / counts[places]).sum(1)

@@ -173,7 +173,9 @@ def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | No
     text = record.get("text")
     if text is None:
         return None
-    encoding = require_encoding(str(text.get("encoding", "utf-8")))
+    encoding = "utf-8"
+    if isinstance(text, Mapping):
+        encoding = require_encoding(str(text.get("encoding", "utf-8")))
     match text:
         case {"predicts": ("next_token" | "class") as predicts}:
             tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=predicts == "class")

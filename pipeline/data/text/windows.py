@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.data.columns import resolve_indices
+
 
 @dataclass(frozen=True)
 class TokenWindows:
@@ -32,7 +34,7 @@ class TokenWindows:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """Return the windows at n indices or at a slice, (n, length)."""
-        starts = self.first + np.arange(self.count)[indices] * self.stride
+        starts = self.first + resolve_indices(indices, self.count) * self.stride
         return self.tokens[starts[..., np.newaxis] + np.arange(self.length)]
 
 

@@ -151,7 +151,7 @@ def test_incomplete_download_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
         file.write_bytes(file.read_bytes()[:-1])
 
     monkeypatch.setattr(Storage, "download", halve)
-    with pytest.raises(RunError, match=r"only \d of \d bytes arrived"):
+    with pytest.raises(RunError, match=r"\d bytes arrived instead of \d"):
         copy_once(ADDRESS, tmp_path / "cache")
 
 
@@ -182,8 +182,35 @@ def test_file_is_selected_by_name(tmp_path: Path) -> None:
 def test_too_small_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=3)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(RunError, match=r"has 15 B, and .* has room for 3 B"):
+    with pytest.raises(RunError, match=r"has 15 B to copy, and .* has room for 3 B"):
         copy_once(ADDRESS, tmp_path / "cache")
+
+
+def test_continued_copy_needs_room_for_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"count": 0}
+    download = Storage.download
+
+    def stop_at_third(self: Storage, name: str, file: Path) -> None:
+        files["count"] += 1
+        if files["count"] == 3:
+            raise KeyboardInterrupt
+        download(self, name, file)
+
+    monkeypatch.setattr(Storage, "download", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        copy_once(ADDRESS, tmp_path / "cache")
+    usage = shutil.disk_usage(tmp_path)._replace(free=7)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    assert len(read_tree(copy_once(ADDRESS, tmp_path / "cache"))) == 3
+
+
+def test_names_with_other_ends_of_lines_are_verified(bucket: Path, tmp_path: Path) -> None:
+    for name in ("Icon\r", "a\u2028b"):
+        (bucket / name).write_text(name)
+    for _ in range(2):
+        assert len(read_tree(copy_once(ADDRESS, tmp_path / "cache"))) == 5
 
 
 def test_faulty_storage_is_registered_with_fsspec() -> None:

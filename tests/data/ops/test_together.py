@@ -223,3 +223,10 @@ def test_missing_columns_are_left_out_of_a_prediction() -> None:
     np.testing.assert_array_equal(alone["image"], move(np, ops, columns)["image"])
     specs = compute_column_specs(ops, {"image": SPECS["image"]}, leave_out=True)
     assert specs["image"].shape == (40, 50, 1)
+
+
+def test_fill_must_fit_the_mask() -> None:
+    op = MoveTogether(op=Pad(padding=(1, 1, 1, 1)), also=("mask",), fill=256)
+    specs = {**SPECS, "mask": ColumnSpec((HEIGHT, WIDTH), "uint8")}
+    with pytest.raises(ValueError, match="with the label 256, and labels are uint8; must be 0 to"):
+        compute_column_specs([op], specs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ def test_arrays_have_one_channel_or_several(tmp_path: Path) -> None:
     raw = read_npz(tmp_path, series=np.ones((2, 4, 3)), label=np.array(["b", "a"]))
     assert raw.channels == 3
     assert raw.list_classes() == ("a", "b")
+
+
+def test_arrays_to_predict_need_no_label(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", series=np.ones((2, 4)))
+    raw = read_series(tmp_path / "a.npz", replace(FORM, needs_labels=False))
+    assert raw.labels == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -44,3 +44,15 @@ def test_label_that_is_no_number_is_named() -> None:
     raw = RawSeries((), ("1.5", "nan"), ("line 1", "line 2"))
     with pytest.raises(ValueError, match="line 2: has label nan; must be a finite number"):
         raw.parse_numbers()
+
+
+def test_classes_of_equal_numbers_have_one_order() -> None:
+    """A set has another order in each process."""
+    labels = ("1", "01", "1.0", "1e0", "+1", "1.00", "10", "2")
+    raw = RawSeries((), labels, labels)
+    assert raw.list_classes() == ("+1", "01", "1", "1.0", "1.00", "1e0", "2", "10")
+
+
+def test_number_with_underscores_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 1: has label 1_0; must be a finite number"):
+        RawSeries((), ("1_0",), ("line 1",)).parse_numbers()

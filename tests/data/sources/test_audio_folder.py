@@ -82,6 +82,8 @@ def test_length_in_seconds_is_that_of_the_files_rate(tmp_path: Path) -> None:
         read(root, samples=None, seconds=1e-5)
     with pytest.raises(DataError, match=r"8,000,000,000 samples at 8,000 Hz; must be 1 to"):
         read(root, samples=None, seconds=1e6)
+    with pytest.raises(DataError, match=r"dataset.samples = 268435457: 268,435,457 samples at"):
+        read(root, samples=2**28 + 1)
 
 
 def test_windows_of_a_file_stay_in_its_split(tmp_path: Path) -> None:

@@ -138,10 +138,13 @@ def test_label_above_the_training_labels_is_refused(tmp_path: Path) -> None:
     assert read(folder, classes=names).targets.names == names
 
 
-def test_encoded_images_are_decoded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_encoded_images_are_decoded(kind: str, tmp_path: Path) -> None:
     for name in ("train.tfrecord", "test.tfrecord"):
         contents = [
-            make_example({"image/encoded": (png(n),), "image/class/label": np.array([n + 1])})
+            make_example(
+                {"image/encoded": (png(n, kind=kind),), "image/class/label": np.array([n + 1])}
+            )
             for n in range(4)
         ]
         write(tmp_path / name, contents)

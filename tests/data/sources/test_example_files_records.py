@@ -336,6 +336,21 @@ def test_failed_write_leaves_the_folder_unchanged(before: int | None, tmp_path: 
         assert_same(read(folder).train, output(before).train)
 
 
+def test_records_that_cannot_be_replaced_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "out", output(5))
+
+    def fail(draft: Path, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pipeline.data.records.record_writer.commit", fail)
+    with pytest.raises(RunError, match="out: can't be written: No space left on device"):
+        write(folder, overwrite=True)
+    assert_same(read(folder).train, output(5).train)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="out: can't be written: "):

@@ -159,7 +159,7 @@ def spoil(folder: Path, what: str) -> None:
         (
             "mask in JPEG",
             r"images/4.png: has no mask of its name in .*masks; 4.jpg there isn't read, since "
-            r"masks must be PNG, BMP or TIFF, which keep the classes$",
+            r"only PNG, BMP and TIFF keep the classes$",
         ),
         ("masks in JPEG", r"masks: holds no mask \(\.png, \.bmp, \.tif, \.tiff\)$"),
         ("one image", r"data/images: has 1 image; dataset.split needs at least 2"),

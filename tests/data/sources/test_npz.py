@@ -112,6 +112,8 @@ def test_multi_label_values_must_be_0_or_1(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", **arrays(y_train=2 * flags, y_test=flags[:2]))
     with pytest.raises(DataError, match="y_train has values other than 0 and 1, which multi_label"):
         NumpyArchive(**spec).read(tmp_path)
+    with pytest.raises(ValidationError, match="next_token"):
+        NumpyArchive(**{**spec, "task": "next_token"})
 
 
 def test_classes_may_exceed_the_labels(tmp_path: Path) -> None:
@@ -250,6 +252,8 @@ def test_ragged_labels_are_stored_contiguously() -> None:
         make_class_data({**arrays, "y_train_sizes": sizes + 1}, None)
     with pytest.raises(ValueError, match=r"y_test_sizes has shape \(2, 3\); must be \(n, 1\)"):
         make_class_data({**arrays, "y_test_sizes": np.ones((2, 3), int)}, None)
+    with pytest.raises(ValueError, match=r"x_test_sizes has shape \(0, 3\); must be \(n, 1\)"):
+        make_class_data({**arrays, "x_test_sizes": np.ones((0, 3), int)}, None)
     plain = {**arrays, "y_test": np.zeros(2, int)}
     del plain["y_test_sizes"]
     with pytest.raises(

@@ -93,6 +93,8 @@ def test_second_file_is_evaluated(tmp_path: Path) -> None:
     first = save_npz(tmp_path / "a.npz", np.array([0, 1, 1]))
     second = save_npz(tmp_path / "b.npz", np.array([1]))
     assert len(read(first, eval_path=second).eval) == 1
+    with pytest.raises(DataError, match=r"eval_path = .*a.npz: must be another file than"):
+        read(first, eval_path=first)
     third = save_npz(tmp_path / "c.npz", np.array([2]))
     with pytest.raises(DataError, match=r"c.npz: series 0: has class 2, which no training series"):
         read(first, eval_path=third)

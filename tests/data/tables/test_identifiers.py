@@ -39,6 +39,12 @@ def test_school_is_found_with_its_share_of_the_variance(seed: int) -> None:
     assert found.explained == pytest.approx(share, abs=0.1)
 
 
+def test_numbers_of_64_bits_beside_a_zero_are_no_identifier() -> None:
+    random = np.random.default_rng(0)
+    numbers = np.repeat([0.0, *(1e18 + 128 * np.arange(14))], 20)
+    assert not find(numbers, np.repeat(random.normal(size=15), 20)[:, None])
+
+
 SMOOTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "nothing": lambda x: 0 * x,
     "a line": lambda x: x / 10,

@@ -64,7 +64,7 @@ def test_objects_on_lines_have_both_columns(tmp_path: Path) -> None:
         ('{"text": "a", "label": "b"}\n["a", "b"]\n', "line 2 isn't an object; must have text, la"),
         ('{"text": "a", "label": 3}\n', "line 1: label is int; must be a text"),
         ('{"text": "a", "label": "b"\n', "line 1 isn't JSON: Expecting"),
-        ("[" * 100_000, "line 1 isn't JSON: "),
+        ("[" * 100_000, "line 1 can't be read: "),
         ('{"text": "\\udc00", "label": "b"}\n', r"line 1: text has \\udc00, half of a character"),
     ],
 )

@@ -64,6 +64,8 @@ def test_tokenizer_is_stored_with_the_run(tmp_path: Path) -> None:
     assert read_text_format(tmp_path, {}) is None
     with pytest.raises(ValueError, match="text is not described"):
         read_text_format(tmp_path, {"text": {"predicts": "tomorrow"}})
+    with pytest.raises(ValueError, match="text is not described"):
+        read_text_format(tmp_path, {"text": "class"})
 
 
 def test_invalid_or_huge_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ def test_windows_are_read_at_any_indices() -> None:
     assert columns["tokens"][1:3].shape == (2, 4)
 
 
+def test_windows_of_a_long_text_are_read_without_a_list_of_all() -> None:
+    tokens = np.broadcast_to(np.uint8(7), (1 << 45,))
+    column = make_window_columns(tokens, 4, 1)["label"]
+    assert column[np.array([0, -1])].tolist() == [[7] * 4] * 2
+
+
 def test_text_shorter_than_a_window_is_refused() -> None:
     assert make_window_columns(np.zeros(5, np.int32), 4, 4)["tokens"].count == 1
     with pytest.raises(ValueError, match="4 tokens; a window needs 5"):
