@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.errors import FlaxError
 
 from pipeline.config.recipe import Recipe, list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
@@ -28,7 +27,7 @@ from pipeline.models.layers.model_spec import walk_layers
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.modules.network import Network, RowLookupNetwork
-from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.key_errors import UNTRACEABLE, blaming_key
 from pipeline.stages.step_features import require_same_form
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches
@@ -46,8 +45,6 @@ MAX_PARAMETERS = 10**13
 """Most parameters of a network, 40 TB in float32: a larger size is mistyped."""
 MAX_LABELS = 2**31 - 1
 """Most labels of an evaluation, which sums their number in int32."""
-UNTRACEABLE = (ValueError, TypeError, FlaxError)
-"""Errors of a network that can't be traced with inputs of some shape."""
 USUAL_LOSSES: Mapping[Task, str] = {
     "classification": "cross_entropy",
     "regression": "mse",
@@ -446,7 +443,7 @@ def check_buckets(draft: StepDraft) -> None:
     batch = shape_batch(draft.dataset.eval, 1)
     try:
         find_shapes(step.evaluate, draft.state, batch, find_shapes(step.zero_sums))
-    except UNTRACEABLE as error:
+    except (ValueError, *UNTRACEABLE) as error:
         raise RecipeError(
             f"dataset.buckets: the network can't read all of them: {first_line(error)}; use one "
             "bucket, or a network that averages over positions before its dense layers"
@@ -471,7 +468,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
         sized = replace(step_config, train_ops=ops, shards=None)
         try:
             find_shapes(partial(compute_step_gradients, sized), draft.state, batch)
-        except UNTRACEABLE as error:
+        except (ValueError, *UNTRACEABLE) as error:
             raise RecipeError(
                 f"{key}: the network can't read all sizes: {first_line(error)}; use a network "
                 "that averages over positions before its dense layers"

@@ -13,6 +13,7 @@ from pipeline.backends.sink_choice import SinkChoice, choose
 from pipeline.config.recipe import Recipe
 from pipeline.config.resolved_settings import get_sink_steps
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.value_text import count_noun
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
 from pipeline.stages.autosink.choose_sink import make_bounds, make_modelled_costs
@@ -68,9 +69,9 @@ def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: R
     if mode == "fsdp":
         reporter.print_stage("modelled", describe_gathering(recipe, built))
     else:
-        reporter.print_stage(
-            "modelled", f"parallel.mode = {mode}: the estimate is that of mode data"
-        )
+        devices = count_noun(_count_priced_devices(recipe), "device")
+        text = f"parallel.mode = {mode}: the estimate is that of mode data on {devices}"
+        reporter.print_stage("modelled", text)
         reporter.print_stage("modelled", describe_shardings(recipe, dataset, built))
 
 
@@ -89,7 +90,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         state=built.state,
         batch=make_batch,
         batch_size=train.batch_size,
-        devices=_require_equal_parts(recipe),
+        devices=_count_priced_devices(recipe),
         sink=train.sink,
         sink_steps=get_sink_steps(train) or run_schedule.steps_per_epoch,
         steps_per_epoch=run_schedule.steps_per_epoch,
@@ -129,7 +130,7 @@ def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ..
     )
 
 
-def _require_equal_parts(recipe: Recipe) -> int:
+def _count_priced_devices(recipe: Recipe) -> int:
     """Return the number of devices that share a batch: all, or if they can't, those along the
     batch axes. Raises RecipeError if these can't either."""
     if recipe.parallel.mode == "none":

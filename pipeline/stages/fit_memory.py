@@ -231,7 +231,8 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
             executable.set_learning_rates(self._rates)
         line = f"{samples_before:,} -> {self.samples_at_once:,} samples at once: {reason}"
         self._figures.setdefault("halved", []).append(line)
-        self._figures["samples_at_once"] = self.samples_at_once
+        figures = {"samples_at_once": self.samples_at_once, "needed_bytes": self.needed_bytes}
+        self._figures |= figures
         self._reporter.print_stage("memory", line)
 
     @property

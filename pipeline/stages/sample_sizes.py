@@ -61,10 +61,11 @@ def _refuse_several_sizes(raw: RawData) -> None:
                     f"dataset: labels have several sizes and {samples} have one; each position "
                     "needs a label"
                 )
-            sizes = [getattr(each.columns[name], "sizes", column.sizes) for each in splits]
+            shapes = [each.columns[name].shape[1:] for each in splits]
+            sizes = np.max(shapes, axis=0)[: column.sizes.shape[1]]
             raise RecipeError(
                 f"dataset.buckets = null: the {samples} have several sizes; give sizes to pad them "
-                f"to, such as [{np.concatenate(sizes).max(axis=0).tolist()}]"
+                f"to, such as [{sizes.tolist()}]"
             )
 
 

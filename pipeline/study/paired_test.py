@@ -89,10 +89,11 @@ def count_unpaired_runs(values: np.ndarray, other_values: np.ndarray) -> int | N
     """Return how many runs of both sides, with separate seeds, would be as precise as the pairs.
 
     `values` and `other_values`, float64 (pairs,), are the sides. Then the mean difference has the
-    same variance. Returns None if all differences are equal.
+    same variance. Returns None if all differences are equal, but for rounding.
     """
     paired = float((other_values - values).var())
-    if paired == 0:
+    largest = float(np.abs([values, other_values]).max())
+    if paired <= (4 * np.finfo(float).eps * largest) ** 2:
         return None
     unpaired = float(values.var() + other_values.var())
     return 2 * math.ceil(len(values) * unpaired / paired)

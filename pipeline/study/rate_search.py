@@ -30,9 +30,9 @@ SMOOTHED_SHARE = 0.05
 """Standard deviation of the Gaussian that averages losses, as a share of the steps."""
 FIRST_SHARE = 0.1
 """Share of the steps, at the start, whose rates are too low to change the loss."""
-MAX_RISE = 1.5
-"""Losses are capped at this multiple of the greatest first loss, so that a single huge loss doesn't
-decide the average around it."""
+MAX_RISE = 0.5
+"""Losses are capped at the greatest first loss and this share of its size, so that a single huge
+loss doesn't decide the average around it."""
 MIN_FALL = 4.0
 """Least fall of the averaged loss, in standard errors of the first losses."""
 DIVERGED_SHARE = 0.25
@@ -53,15 +53,19 @@ class RateCurve:
     @property
     def smoothed(self) -> np.ndarray:
         """float64 (steps,): the losses averaged over neighbours, with a Gaussian's weights."""
-        capped = self.capped
-        places = np.arange(len(capped)) / self._deviation
-        weights = np.exp(-0.5 * (places[:, None] - places) ** 2)
-        return weights @ capped / weights.sum(axis=1)
+        count = len(self.losses)
+        kernel = np.exp(-0.5 * (np.arange(1 - count, count) / self._deviation) ** 2)
+        # A convolution by FFT: a matrix of weights wouldn't fit into memory.
+        rows = np.fft.rfft([self.capped, np.ones(count)], 3 * count)
+        sums = np.fft.irfft(rows * np.fft.rfft(kernel, 3 * count), 3 * count)[:, count - 1 :]
+        averages: np.ndarray = sums[0, :count] / sums[1, :count]
+        return averages
 
     @property
     def capped(self) -> np.ndarray:
-        """float64 (steps,): the losses, at most `MAX_RISE` times the greatest first loss."""
-        return np.minimum(self.losses, MAX_RISE * self._first_losses.max())
+        """float64 (steps,): the losses, at most `MAX_RISE` above the greatest first loss."""
+        greatest = self._first_losses.max()
+        return np.minimum(self.losses, greatest + MAX_RISE * abs(greatest))
 
     @property
     def noise(self) -> float:
@@ -130,8 +134,12 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     """Train for `num_steps` in one sink, at rates from `LOW` to `HIGH`.
 
     Groups of parameters with a custom rate keep their ratio to the main rate. Nothing is written.
-    Raises RecipeError if rates come from a file, RunError if the first losses aren't finite.
+    Raises RecipeError if rates come from a file and for a resumed run, RunError if the first losses
+    aren't finite.
     """
+    if recipe.train.resume is not None:
+        problem = "must be null; checkpoint.restore starts the search with the weights of a run"
+        raise RecipeError(f"train.resume = {recipe.train.resume}: {problem}")
     if isinstance(recipe.train.schedule, TableSchedule):
         problem = "its rates come from a file, so there is none to search; must be another schedule"
         raise RecipeError(f"train.schedule = table: {problem}")

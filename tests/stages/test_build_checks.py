@@ -138,6 +138,15 @@ class Multiplied(nn.Module):
         return images.reshape(images.shape[0], -1) @ weights
 
 
+class Divided(nn.Module):
+    """Divides by the height of an image above 6."""
+
+    @nn.compact
+    def __call__(self, images: Any, *, train: bool = False) -> Any:
+        1 // (images.shape[1] // 6)
+        return Multiplied()(images)
+
+
 @pytest.mark.slow
 def test_bucket_that_a_custom_network_cannot_read_is_refused(tiny: Callable[..., Recipe]) -> None:
     """The product of arrays raises TypeError, not ValueError."""
@@ -167,6 +176,9 @@ def test_bucket_that_a_custom_network_cannot_read_is_refused(tiny: Callable[...,
         state,
     )
     with pytest.raises(RecipeError, match=r"dataset\.buckets: the network can't read all of them"):
+        check_buckets(draft)
+    draft = replace(draft, step_config=replace(step_config, network=Divided()))
+    with pytest.raises(RecipeError, match=r"dataset\.buckets: the network can't .*: .* by zero"):
         check_buckets(draft)
 
 

@@ -172,7 +172,7 @@ def test_parameter_shardings_are_priced_with_data_parallelism(
         tmp_path / "auto",
     )
     said = capsys.readouterr().out
-    assert "the estimate is that of mode data" in said
+    assert "the estimate is that of mode data on 8 devices" in said
     assert "with these shardings on" in said
     assert "ms by the planner's rates" in said
 

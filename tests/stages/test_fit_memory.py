@@ -195,9 +195,14 @@ def test_measurements_take_the_shards_of_the_run(
         FittedExecutable, "needed_bytes", property(lambda self: self.samples_at_once * 10**6 // 2)
     )
     monkeypatch.setattr(fit_memory, "find_usable_bytes", lambda _: next(at_hand))
-    executable = compile_to_fit(opened.recipe, opened.dataset, opened.built, opened.backend, silent)
+    figures: dict[str, Any] = {}
+    executable = compile_to_fit(
+        opened.recipe, opened.dataset, opened.built, opened.backend, silent, figures
+    )
     assert isinstance(executable, FittedExecutable)
     assert executable.samples_at_once == 4, "half of the 8 that need 4 MB"
+    executable.halve("step 9: memory is short")
+    assert (figures["samples_at_once"], figures["needed_bytes"]) == (2, 10**6)
     executable.loader.close()
 
 

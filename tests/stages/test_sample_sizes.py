@@ -20,11 +20,13 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
+from pipeline.data.columns import RawData, Split, Targets
 from pipeline.data.inputs import Dataset
-from pipeline.data.padding.buckets import SIZE
+from pipeline.data.padding.buckets import SIZE, Padding, RaggedArray
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.export.network import trace_network_arrays
+from pipeline.stages.sample_sizes import pad_samples
 from pipeline.training.step import make_train_step
 from tests import outcome
 from tests.command_line import convert_records
@@ -267,6 +269,16 @@ def test_single_bucket_is_a_fixed_size(ragged: Compose) -> None:
     dataset = loaded(ragged("dataset.buckets=[[8,12]]"))
     assert dataset.inputs.shape == (8, 12, 1)
     assert dataset.train_order.steps_per_epoch == 61 // 4
+
+
+@pytest.mark.parametrize("ragged_split", ["train", "eval"])
+def test_suggested_bucket_holds_a_split_of_one_size(ragged_split: str) -> None:
+    rows = RaggedArray(np.zeros(46, np.uint8), np.array([0, 6]), np.array([[2, 3], [5, 8]]), (1,))
+    columns = {"train": np.zeros((2, 6, 4, 1)), "eval": np.zeros((2, 6, 4, 1)), ragged_split: rows}
+    splits = [Split({"image": columns[key], "label": np.zeros(2)}) for key in ("train", "eval")]
+    raw = RawData(splits[0], splits[1], Targets(("a", "b")))
+    with pytest.raises(RecipeError, match=r"give sizes to pad them to, such as \[\[6, 8\]\]"):
+        pad_samples(raw, Padding((), "image"), load_recipe("lenet5_digits").dataset, 2)
 
 
 @pytest.mark.slow

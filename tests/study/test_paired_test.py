@@ -116,3 +116,5 @@ def test_number_of_unpaired_runs_follows_the_variances() -> None:
     assert runs is not None
     assert runs / 4000 == pytest.approx(1.01 / 0.01, rel=0.1)
     assert count_unpaired_runs(values, values) is None
+    assert np.ptp(values + 0.1 - values) > 0, "rounding"
+    assert count_unpaired_runs(values, values + 0.1) is None

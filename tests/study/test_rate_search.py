@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,32 @@ def test_loss_that_never_falls_is_an_error() -> None:
         RunError, match=r"doesn't fall at any rate .* try more steps, as in --steps"
     ):
         suggest_rate(curve)
+
+
+def test_losses_below_0_are_not_raised_by_the_cap() -> None:
+    """As of a likelihood: 5 less, the curve has the same suggestion."""
+    curve = make_curve(1e-3, 0.02, blows_up_at=0.1)
+    lower = replace(curve, losses=curve.losses - 5)
+    assert suggest_rate(lower).rate == pytest.approx(suggest_rate(curve).rate, rel=0.3)
+
+
+def test_average_is_that_of_a_matrix_of_weights() -> None:
+    curve = make_curve(1e-3, 0.1, blows_up_at=0.1)
+    places = np.arange(len(curve.losses)) / 10
+    weights = np.exp(-0.5 * (places[:, None] - places) ** 2)
+    expected = weights @ curve.capped / weights.sum(axis=1)
+    np.testing.assert_allclose(curve.smoothed, expected, rtol=1e-12)
+
+
+def test_average_of_the_longest_search_fits_into_memory() -> None:
+    losses = np.linspace(2, 1, 100_000)
+    smoothed = RateCurve(np.geomspace(LOW, HIGH, 100_000), losses, 100_000).smoothed
+    assert smoothed[50_000] == pytest.approx(1.5, abs=1e-4)
+
+
+def test_resumed_run_is_refused(tiny: Compose) -> None:
+    with pytest.raises(RecipeError, match=r"train\.resume = old: must be null; checkpoint\.rest"):
+        measure_rate_curve(tiny(*MLP, "train.resume=old"), 50, Reporter())
 
 
 @pytest.mark.medium

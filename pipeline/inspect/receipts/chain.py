@@ -7,7 +7,8 @@ before the first), and the body in canonical JSON (sorted keys, no spaces, ASCII
 * a link: the state after a step, and the rows, numbers and evaluations since the link before.
 * the end: final metrics.
 
-Digests don't depend on sinks, devices or resumes, since the bits of a run don't.
+Digests depend on what the bits of a run depend on: not on sinks and resumes, and with
+`parallel.reproducible = exact` not on the number of devices.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def parse_record(document: Any, where: str) -> ChainRecord:
                 isinstance(rest.get(name), str) for name in ("state", "rows", "numbers")
             )
             is_step = type(step) is int and 0 <= step < 2**63
-            is_whole = is_step and has_digests and _has_evaluations(rest)
+            is_whole = is_step and has_digests and _are_results(rest)
             if kind in get_args(Kind) and is_whole and _DIGEST.fullmatch(digest):
                 # A number such as NaN has no canonical form.
                 with suppress(ValueError):
@@ -112,17 +113,16 @@ def parse_record(document: Any, where: str) -> ChainRecord:
     raise DataError(f"{where}: {show(document):.80}: isn't a record of a chain")
 
 
-def _has_evaluations(fields: Mapping[Any, Any]) -> bool:
-    """Return whether the evaluations of a record, if it has any, are pairs of a step and a digest,
-    and its metrics numbers by name."""
+def _are_results(fields: Mapping[Any, Any]) -> bool:
+    """Return whether `evaluations` of a record are pairs of a step and a digest, and `metrics`
+    numbers or None by name. A record without them is right too."""
     evaluations, metrics = fields.get("evaluations", []), fields.get("metrics", {})
     return (
         isinstance(evaluations, list)
         and all(
-            isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int
+            isinstance(pair, list) and [type(value) for value in pair] == [int, str]
             for pair in evaluations
         )
-        and all(isinstance(pair[1], str) for pair in evaluations)
         and isinstance(metrics, dict)
         and all(value is None or type(value) in (int, float) for value in metrics.values())
     )
@@ -135,14 +135,17 @@ def read_chain(file: Path) -> list[ChainRecord]:
     """
     try:
         text = read_text(file, MAX_BYTES)
-        lines = text.split("\n")[:-1]
-        documents = [parse_json(line) for line in lines]
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: can't be read: {error}") from error
-    return [
-        parse_record(document, f"{file}, line {number}")
-        for number, document in enumerate(documents, start=1)
-    ]
+    records = []
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        where = f"{file}, line {number}"
+        try:
+            document = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{where}: can't be read: {error}") from error
+        records.append(parse_record(document, where))
+    return records
 
 
 def list_evaluations(records: Iterable[ChainRecord]) -> dict[int, str]:
@@ -203,8 +206,8 @@ class Numbers:
 
     def add(self, telemetry: Telemetry) -> None:
         """Add the steps of telemetry."""
-        rows = np.stack([telemetry.columns[name] for name in COLUMNS], 1).astype("<f4")
-        self.digest.update(np.where(np.isfinite(rows), rows, np.float32(np.nan)).tobytes())
+        rows = np.stack([telemetry.columns[name] for name in COLUMNS], 1)
+        self.digest.update(np.where(np.isfinite(rows), rows, np.nan).astype("<f4").tobytes())
 
     def add_line(self, line: LogLine) -> None:
         """Add the step of a line of metrics.jsonl. Raises DataError if it isn't one."""

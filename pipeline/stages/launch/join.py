@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
+from math import ceil
 from threading import Timer
 
 from pipeline.config.recipe import Recipe
@@ -35,11 +36,11 @@ PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy
 def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Ranks]:
     """Connect the processes of a run, if a launcher has started several; yield this one's ranks.
 
-    All processes must have the same recipe and versions. If one process fails, it ends at once, and
-    the others raise PeerGoneError when they wait for it. The processes stay connected for further
-    runs of the program; processes of Ray Train are connected before. Raises RecipeError for invalid
-    variables and for a recipe that trains in one process, RunError if the processes don't meet in
-    time.
+    All processes must have the same recipe, but for `launch` and `debug`, plug-ins and versions. If
+    a process fails, the exit of its program doesn't wait for the others, which raise PeerGoneError
+    when they wait for it. The processes stay connected for further runs of the program; processes
+    of Ray Train are connected before. Raises RecipeError for invalid variables and for a recipe
+    that trains in one process, RunError if the processes differ or don't meet in time.
     """
     if recipe.launch.name == "none":
         yield Ranks()
@@ -58,6 +59,8 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         facts = list_shared_facts(recipe)
         ranks.require_same(facts)
         yield ranks
+        # All processes wait here until the first has finished writing.
+        ranks.agree(lambda: None)
     except BaseException as error:
         if is_peer_error(error):
             gone = PeerGoneError(
@@ -68,8 +71,6 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
             raise gone from error
         _leave_at_exit(error)
         raise
-    # All processes wait here until the first has finished writing.
-    ranks.agree(lambda: None)
 
 
 def list_shared_facts(recipe: Recipe) -> dict[str, str]:
@@ -107,15 +108,18 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
 
 
 def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -> Ranks:
-    """Connect to the other processes, with `gpus` or all GPUs. Raises RunError if that fails."""
+    """Connect to the other processes, with `gpus` or all GPUs.
+
+    Raises RunError if JAX refuses; after `CONNECT_S` ends this process with a message.
+    """
     # Imported here, since few runs have several processes.
     from pipeline.stages.launch.meeting import meet
 
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
-    flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
-    if flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    # JAX takes whole seconds. The last of equal flags counts.
+    flag = f"--xla_cpu_collective_timeout_seconds={ceil(launch.stuck_seconds)}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
     from jax.extend.backend import clear_backends
 
@@ -137,8 +141,8 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
             # By default the first process listens at all addresses of the machine.
             coordinator_bind_address=place.address if place.is_on_one_machine else None,
             initialization_timeout=CONNECT_S + 60,
-            heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
-            shutdown_timeout_seconds=round(launch.end_seconds),
+            heartbeat_timeout_seconds=ceil(launch.heartbeat_seconds),
+            shutdown_timeout_seconds=ceil(launch.end_seconds),
         )
     except Exception as error:  # jaxlib doesn't export the types of its errors
         problem = RunError(f"{place}: can't connect to the others: {first_line(error)[:300]}")

@@ -205,7 +205,7 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
                 continue  # such as an editor's lock, a link to nowhere
             content = Path(path).read_bytes()
             name = os.path.relpath(path, package)
-            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(f"{name}\0{len(content)}\0".encode(errors="surrogateescape"))
             digest.update(content)
     description: dict[str, Any] = {"sha256": digest.hexdigest()}
     git = _read_git_state(package.parent)
@@ -225,8 +225,9 @@ def _read_git_state(root: Path) -> dict[str, Any] | None:
         return None
     try:
         status = subprocess.run(
-            GIT, cwd=root, capture_output=True, text=True, timeout=GIT_S, check=True
-        )
+            GIT, cwd=root, capture_output=True, encoding="utf-8", errors="replace",
+            timeout=GIT_S, check=True,
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         return {"commit": None, "why": str(error).splitlines()[0]}
     lines = status.stdout.splitlines()

@@ -76,7 +76,8 @@ class TemperatureScaling(RunFeature):
 
 
 def compute_logits(run: CompiledRun, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits (n, C), float64, and the classes (n,) of the evaluation split."""
+    """Return the logits (n, C), float64, and the classes (n,) of the evaluation samples whose label
+    isn't `dataset.ignore_index`."""
     import jax
 
     from pipeline.data.batch import read_chunks
@@ -94,7 +95,8 @@ def compute_logits(run: CompiledRun, state: TrainState) -> tuple[np.ndarray, np.
         results.append((np.asarray(logits)[:num_new], np.asarray(labels)[:num_new]))
     logits, labels = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
     classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
-    return logits.astype(np.float64), classes
+    is_counted = classes != run.context.recipe.dataset.ignore_index  # all for None
+    return logits[is_counted].astype(np.float64), classes[is_counted]
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray, *, prior: bool = True) -> float:

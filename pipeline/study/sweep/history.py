@@ -101,9 +101,9 @@ def _make_trial(
         return None
     searched = {get_key(name) for name in space}
     keys = [key for key in {**recipe_keys, **run.keys} if not _is_free(key, searched)]
-    if any(_differs(run, recipe_keys, key) for key in keys):
+    if any(_differs(run, recipe_keys, key) for key in keys) or not searched <= run.keys.keys():
         return None
-    params = {name: _find_param(run.keys.get(get_key(name)), space[name]) for name in space}
+    params = {name: _find_param(run.keys[get_key(name)], space[name]) for name in space}
     if any(value is None for value in params.values()):
         return None
     return optuna.create_trial(
@@ -145,7 +145,7 @@ def _find_param(value: Any, distribution: BaseDistribution) -> Any:
 
 def _normalize_value(value: Any) -> float | str:
     """Return a value as a number if possible, else as text without spaces and capitals."""
-    text = str(value).replace(" ", "").lower()
+    text = "null" if value is None else str(value).replace(" ", "").lower()
     try:
         return float(text)
     except ValueError:

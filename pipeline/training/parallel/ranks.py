@@ -77,11 +77,11 @@ class Ranks:
         self._store.key_value_set(f"facts/{number}/{self.rank}", json.dumps(facts))
         for peer in range(self.size):
             other = json.loads(self._get(f"facts/{number}/{peer}", self.timeout_s))
-            for name, value in facts.items():
-                if other.get(name) != value:
+            for name in facts | other:
+                if facts.get(name) != other.get(name):
                     raise RunError(
                         f"processes {self.rank} and {peer} of {self.size} differ in {name}: "
-                        f"{value} and {other.get(name)}; start all with the same"
+                        f"{facts.get(name)} and {other.get(name)}; start all with the same"
                     )
 
     def _get(self, key: str, timeout_s: float) -> str:

@@ -68,6 +68,13 @@ def test_chain_is_read_without_a_line_that_a_kill_cut(tmp_path: Path) -> None:
     assert read_chain(file) == records[:-1]
 
 
+def test_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "receipt.jsonl"
+    file.write_text(f"{format_records(make_chain(1))}other\n")
+    with pytest.raises(DataError, match=r"receipt.jsonl, line 3: can't be read: "):
+        read_chain(file)
+
+
 @pytest.mark.parametrize(
     "document",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.api import get_group_size, get_rank
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.host import jax_private
 from pipeline.core.host.launchers import RankPlace
 from pipeline.data.columns import RawData
@@ -20,6 +21,7 @@ from pipeline.data.sources.digits import Digits
 from pipeline.stages.launch import join, meeting
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
+from pipeline.training.parallel.ranks import Ranks
 from tests import outcome
 from tests.forked import CONTEXT
 from tests.stages.launch.engines import ENGINES
@@ -134,20 +136,43 @@ def test_data_of_a_run_without_others_is_read_as_rank_0(
 
 def test_waits_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds: dict[str, float] = {}
-    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_collective_timeout_seconds=120")
     monkeypatch.setattr(meeting, "meet", lambda _, limit_s: seconds.update(start=limit_s))
     monkeypatch.setattr(jax_private, "has_open_devices", lambda: False)
     monkeypatch.setattr(jax_private, "get_coordination_client", lambda: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **waits: seconds.update(waits))
     monkeypatch.setattr(join.atexit, "register", lambda _: None)
-    keys = ["launch.start_seconds=11", "launch.stuck_seconds=12", "launch.end_seconds=13"]
-    recipe = load_recipe("lenet5_digits", [*keys, "launch.heartbeat_seconds=14"])
+    keys = ["launch.start_seconds=11", "launch.stuck_seconds=12", "launch.end_seconds=12.4"]
+    recipe = load_recipe("lenet5_digits", [*keys, "launch.heartbeat_seconds=0.3"])
     ranks = join._connect(RankPlace(1, 2, "127.0.0.1:1", "torchrun"), recipe.launch, None)
     assert seconds["start"] == 11
-    assert os.environ["XLA_FLAGS"] == "--xla_cpu_collective_timeout_seconds=12"
+    flags = os.environ["XLA_FLAGS"].split()
+    assert flags == [f"--xla_cpu_collective_timeout_seconds={number}" for number in (120, 12)]
     assert ranks.timeout_s == 12
     assert seconds["shutdown_timeout_seconds"] == 13
-    assert seconds["heartbeat_timeout_seconds"] == 14
+    assert seconds["heartbeat_timeout_seconds"] == 1, "JAX takes whole seconds, and 0 isn't one"
+
+
+class OtherProcess:
+    """A store with the facts of process 1 of two."""
+
+    def __init__(self, **facts: str) -> None:
+        self.facts = facts
+
+    def key_value_set(self, key: str, text: str) -> None:
+        if key.endswith("/0"):
+            self.own = text
+
+    def blocking_key_value_get(self, key: str, _: int) -> str:
+        return self.own if key.endswith("/0") else json.dumps(self.facts)
+
+
+def test_fact_of_another_process_alone_is_a_difference() -> None:
+    """As its plug-in: this process would wait for one that has ended."""
+    Ranks(0, 2, 1.0, OtherProcess(recipe="a")).require_same({"recipe": "a"})
+    ranks = Ranks(0, 2, 1.0, OtherProcess(recipe="a", plugin="mine"))
+    with pytest.raises(RunError, match="processes 0 and 1 of 2 differ in plugin: None and mine"):
+        ranks.require_same({"recipe": "a"})
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -154,6 +154,13 @@ def test_checkout_has_its_changed_files(checkout: Path) -> None:
     assert state["changed"] == ["package/inner/code.py", "package/new.py"]
 
 
+def test_changed_file_may_have_any_name(checkout: Path) -> None:
+    """As with `core.quotePath = false`, git prints the bytes of names."""
+    git(checkout.parent, "config", "core.quotePath", "false")
+    (checkout / "new_\udcff.py").write_text("")
+    assert describe_code(checkout)["git"]["changed"] == ["package/new_\ufffd.py"]
+
+
 def test_checkout_around_an_installed_package_is_ignored(checkout: Path) -> None:
     """A virtual environment inside somebody's repository."""
     inner = shutil.copytree(checkout, checkout.parent / "venv" / "site" / "package")

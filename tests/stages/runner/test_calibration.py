@@ -18,6 +18,7 @@ from pipeline.stages.runner.calibration import (
 from pipeline.stages.runner.run_features import open_features
 from pipeline.training.target_metrics import CalibrationError
 from tests.conftest import ROOT
+from tests.whole_run import run
 
 GOLDEN = np.load(ROOT / "tests" / "golden" / "table_network.npz")
 
@@ -48,6 +49,15 @@ def test_run_without_an_evaluation_is_refused() -> None:
     recipe = load_recipe("lenet5_digits", ["run_features=[calibrate]", "stages=[data,build]"])
     with pytest.raises(RecipeError, match="stages must have eval"):
         open_features(recipe)
+
+
+@pytest.mark.medium
+def test_ignored_labels_have_no_share_in_the_temperature(cache: Path, tmp_path: Path) -> None:
+    keys = ["model=mlp", "model.hidden=[8]", "train.steps=5", "dataset.ignore_index=9"]
+    off = ["monitor.tensorboard=false", f"cache.root={cache}", "run_features=[calibrate]"]
+    summary = run(load_recipe("lenet5_digits", [*keys, *off]), tmp_path / "run")
+    assert 20 < summary.metrics["count"] < summary.data["samples"]["eval"]
+    assert summary.calibration["samples"] == summary.metrics["count"]
 
 
 def test_few_samples_that_are_all_right_are_not_certain() -> None:

@@ -17,6 +17,7 @@ from pipeline.study.sweep.history import (
     UCB_DEVIATIONS,
     Acquisition,
     GaussianProcessSampler,
+    _find_param,
     acquire,
     predict,
 )
@@ -132,3 +133,9 @@ def test_sampler_option_loads_without_torch() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["GaussianProcessSampler", "False"]
+
+
+def test_earlier_run_with_null_has_the_choice_null() -> None:
+    choices = optuna.distributions.CategoricalDistribution(["null", "1.0", "True"])
+    assert [_find_param(value, choices) for value in (None, 1, True)] == ["null", "1.0", "True"]
+    assert _find_param(2, choices) is None

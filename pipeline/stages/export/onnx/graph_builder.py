@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
@@ -48,6 +48,8 @@ class GraphBuilder:
     """Name of the mask of tokens, bool (batch, tokens), false for padding; None without padding."""
     input_masks: Mapping[str, str] = field(default_factory=dict)
     """Names of the masks of several inputs, by the network's names of these."""
+    taken: Collection[str] = ()
+    """Names that no node or constant may have: of the graph's inputs and its output."""
     nodes: list[Any] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -62,18 +64,22 @@ class GraphBuilder:
         """Add a node; return the name of its first output. The others end in _2, _3 and so on."""
         from onnx import helper
 
-        output = f"{kind.lower()}_{next(self._numbers)}"
+        output = self._make_unique(kind.lower(), f"{kind.lower()}_{next(self._numbers)}")
         names = [output, *(f"{output}_{number}" for number in range(2, outputs + 1))]
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return output
 
     def add_constant(self, name: str, array: np.ndarray) -> str:
         """Add a constant, with a number if its name is taken; return its name."""
-        unique = name
-        while unique in self.constants:
-            unique = f"{name}_{next(self._numbers)}"
+        unique = self._make_unique(name, name)
         self.constants[unique] = np.ascontiguousarray(array)
         return unique
+
+    def _make_unique(self, prefix: str, name: str) -> str:
+        """Return a name, or if it is taken the prefix with a number."""
+        while name in self.constants or name in self.taken:
+            name = f"{prefix}_{next(self._numbers)}"
+        return name
 
     def add_scalar(self, value: float) -> str:
         """Add a float32 scalar; return its name."""

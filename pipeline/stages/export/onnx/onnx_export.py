@@ -1,10 +1,10 @@
 """Export of a trained network of layers to ONNX, whose logits are compared with the run's.
 
-model.onnx        samples before map ops, such as images (batch, height, width, channels) -> logits
-                  float32
+model.onnx        columns of samples before map ops, such as images (batch, height, width, channels)
+                  -> logits float32
 model_int8.onnx   the same with convolutions and dense layers in int8, for --int8
 model_weights.onnx  model.onnx with weights in int8 or int4, for --weights
-predict.py        a script that runs either file with onnxruntime, numpy and pillow alone
+predict.py        a script that runs any of them with onnxruntime, numpy and pillow alone
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ OUTPUT = "logits"
 NUM_COMPARED = 64
 """Samples whose logits are compared."""
 EVALUATED_BATCH = 128
-LOG_ERRORS = 3
-"""ONNX Runtime's severity of errors; warnings are below it."""
+LOG_WARNINGS, LOG_ERRORS = 2, 3
+"""ONNX Runtime's severities of warnings, its default, and errors."""
 TOLERANCE = 1e-3
 """Largest difference of float32 logits, as a share of the larger of 1 and the largest logit."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
@@ -114,8 +114,8 @@ def write_onnx(
     a type of weights model_weights.onnx.
 
     At most that many training samples calibrate int8. Raises RecipeError for a layer or an op
-    without a translation, RunError if the logits of ONNX Runtime differ from the run's, or if a
-    file can't be written.
+    without a translation, RunError if at level O0 the logits of ONNX Runtime differ from the run's
+    by more than `TOLERANCE`, or if a file can't be written.
     """
     require_onnx()
     model = make_onnx_model(run)
@@ -162,13 +162,13 @@ def make_onnx_model(run: TrainedRun) -> Any:
     from onnx import TensorProto, checker, helper, numpy_helper
 
     samples = run.samples
-    graph = GraphBuilder(run.arrays)
+    output = _name_output(samples.columns)
+    graph = GraphBuilder(run.arrays, taken=(*samples.columns, output))
     if run.members:
         results = [_add_network(member, graph) for member in run.members]
         result = _add_average(results, samples.targets.task, graph)
     else:
         result = _add_network(run, graph)
-    output = _name_output(samples.columns)
     graph.nodes.append(helper.make_node("Identity", [result.name], [output]))
     if sum(array.nbytes for array in graph.constants.values()) > MAX_BYTES:
         raise RunError(
@@ -197,7 +197,10 @@ def make_onnx_model(run: TrainedRun) -> Any:
 
 def _name_output(columns: Collection[str]) -> str:
     """Return the name of the graph's output, which differs from its inputs' names."""
-    return OUTPUT if OUTPUT not in columns else f"predicted_{OUTPUT}"
+    name = OUTPUT
+    while name in columns:
+        name = f"predicted_{name}"
+    return name
 
 
 def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
@@ -379,6 +382,7 @@ def _quantize(content: bytes, samples: Mapping[str, np.ndarray]) -> bytes:
             return target.read_bytes()
     finally:
         logging.getLogger().removeFilter(_isnt_advice)
+        onnxruntime.set_default_logger_severity(LOG_WARNINGS)
 
 
 def _isnt_advice(record: logging.LogRecord) -> bool:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import wave
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,13 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".ti
 SUFFIXES = (*IMAGE_SUFFIXES, ".wav", ".npy", ".npz")
 MODES = {1: "L", 3: "RGB"}
 PROGRAM_OPTIONS = ("--int8", "--weights")
+# fmt: off
+UNREADABLE = (
+    OSError, ValueError, EOFError, LookupError, SyntaxError, TypeError, wave.Error,
+    zipfile.BadZipFile, Image.DecompressionBombError,
+)
+# fmt: on
+"""Errors that numpy, Pillow and wave raise for other and damaged files."""
 
 
 class OnnxNetwork:
@@ -47,6 +55,26 @@ class OnnxNetwork:
         self.shape = tuple(column["shape"])
         self.dtype = np.dtype(column["dtype"])
 
+    def fit(self, array: np.ndarray, name: str) -> np.ndarray:
+        """Return the samples of an array, (n, *shape) in the type of the input `name`.
+
+        The last axis may be left out if it has one value. Raises ValueError for another shape, for
+        no samples, and for values that the input's type can't hold.
+        """
+        column = self.description["columns"][name]
+        shape, dtype = tuple(column["shape"]), np.dtype(column["dtype"])
+        if len(shape) > 1 and shape[-1] == 1 and array.shape[1 - len(shape) :] == shape[:-1]:
+            array = array[..., np.newaxis]
+        samples = array[np.newaxis] if array.shape == shape else array
+        if samples.shape[1:] != shape or not len(samples):
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"{name} has shape {array.shape}; must be {shape} or (n, {sizes})")
+        with np.errstate(invalid="ignore"):
+            converted = samples.astype(dtype)
+        if dtype.kind != "f" and not np.array_equal(converted, samples):
+            raise ValueError(f"{name} has values that aren't {dtype}")
+        return converted
+
     def predict(self, samples: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
         """Return logits float32 (n, ...) of samples (n, *shape), or of several inputs by name."""
         named = samples if isinstance(samples, dict) else {self.inputs[0]: samples}
@@ -56,24 +84,26 @@ class OnnxNetwork:
         """Return the samples of a file, (n, *shape), or of several inputs by name.
 
         An image file is turned upright by its EXIF tag and resized. A .npy file may have several.
+        Raises one of `UNREADABLE` for other files.
         """
         if file.suffix.lower() == ".wav":
             return self.read_sound(file)
         if len(self.inputs) > 1 or file.suffix.lower() == ".npz":
             return self.read_columns(file)
         if file.suffix.lower() == ".npy":
-            array = np.load(file, allow_pickle=False)
-            return array.reshape(-1, *self.shape).astype(self.dtype)
+            return self.fit(np.load(file, allow_pickle=False), self.inputs[0])
         is_image = self.dtype == np.uint8 and len(self.shape) == 3 and self.shape[2] in MODES
         if not is_image:
-            raise SystemExit(
-                f"{file}: the network reads {self.dtype} of shape {self.shape}: give a .npy file"
+            raise ValueError(
+                f"the network reads {self.dtype} of shape {self.shape}: give a .npy file"
             )
         height, width, channels = self.shape
         with Image.open(file) as image:
             upright = ImageOps.exif_transpose(image)
         if upright.mode.startswith("I;16"):  # grey levels of 16 bits, which Pillow would clip
             upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+        elif upright.mode in ("I", "F"):
+            raise ValueError(f"its pixels are {upright.mode}, not 8 or 16 bits per channel")
         pixels = upright.convert(MODES[channels])
         if pixels.size != (width, height):
             pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
@@ -83,26 +113,26 @@ class OnnxNetwork:
         """Return the sound of a WAV file of whole numbers, cut or padded to (n, samples)."""
         audio = self.description.get("audio")
         if audio is None:
-            raise SystemExit(f"{file}: the network reads {self.dtype} of shape {self.shape}")
-        try:
-            with wave.open(str(file), "rb") as sound:
-                channels, width, rate, frames = sound.getparams()[:4]
-                content = sound.readframes(frames)
-        except (wave.Error, EOFError) as error:
-            raise SystemExit(f"{file}: can't be read as sound: {error}") from error
+            raise ValueError(f"the network reads {self.dtype} of shape {self.shape}, not sound")
+        with wave.open(str(file), "rb") as sound:
+            channels, width, rate, frames = sound.getparams()[:4]
+            content = sound.readframes(frames)
         if not content or len(content) != frames * channels * width:
-            raise SystemExit(f"{file}: is empty or truncated")
+            raise ValueError("it is empty or truncated")
         if rate != audio["rate_hz"] or (channels > 1 and audio["channels"] != "mono"):
-            raise SystemExit(
-                f"{file}: has {rate} Hz and {channels} channels; the network reads "
+            raise ValueError(
+                f"it has {rate} Hz and {channels} channels; the network reads "
                 f"{audio['rate_hz']} Hz, {audio['channels']}"
             )
+        length = audio["length"]
+        for is_other, key in ((frames > length, "longer"), (frames < length, "shorter")):
+            if is_other and audio[key] == "refuse":
+                raise ValueError(f"it has {frames:,} samples; the network reads {length:,}")
         numbers = np.zeros((len(content) // width, 4), np.uint8)
         numbers[:, 4 - width :] = np.frombuffer(content, np.uint8).reshape(-1, width)
         if width == 1:
             numbers[:, 3] ^= 0x80  # only 8 bits are unsigned
         values = (numbers.view("<i4") / 2.0**31).reshape(-1, channels).mean(axis=1)
-        length = audio["length"]
         count = max(1, len(values) // length) if audio["longer"] == "windows" else 1
         samples = np.zeros(count * length, np.float32)
         samples[: len(values)] = values[: len(samples)]
@@ -112,12 +142,14 @@ class OnnxNetwork:
         """Return the arrays of an .npz file that the network reads, by name."""
         names = ", ".join(self.inputs)
         if file.suffix.lower() != ".npz":
-            raise SystemExit(f"{file}: the network reads {names}: give an .npz file with them")
+            raise ValueError(f"the network reads {names}: give an .npz file with them")
         with np.load(file, allow_pickle=False) as arrays:
             if missing := [name for name in self.inputs if name not in arrays.files]:
-                raise SystemExit(f"{file}: lacks {', '.join(missing)}; must have {names}")
-            columns = self.description["columns"]
-            return {name: arrays[name].astype(columns[name]["dtype"]) for name in self.inputs}
+                raise ValueError(f"it lacks {', '.join(missing)}; must have {names}")
+            columns = {name: self.fit(arrays[name], name) for name in self.inputs}
+        if len({len(column) for column in columns.values()}) > 1:
+            raise ValueError(f"{names} must have equally many samples")
+        return columns
 
     def format_line(self, logits: np.ndarray, top: int) -> str:
         """Return the outputs of one sample as a line: numbers, or labels with probabilities."""
@@ -198,7 +230,10 @@ def main(arguments: list[str]) -> int:
     network = OnnxNetwork(Path(__file__).resolve().parent, program)
     for path in paths:
         for file in list_files(path):
-            samples = network.read(file)
+            try:
+                samples = network.read(file)
+            except UNREADABLE as error:
+                raise SystemExit(f"{file}: can't be read: {error}") from error
             predicted = network.predict(samples)
             for index, logits in enumerate(predicted):
                 name = str(file) if len(predicted) == 1 else f"{file}[{index}]"

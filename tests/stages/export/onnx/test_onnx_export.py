@@ -249,10 +249,11 @@ def test_map_ops_match_onnx(kind: str) -> None:
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("column", "dtype"), [("features", "float32"), ("tokens", "int32"), ("logits", "float32")]
+    ("column", "dtype"),
+    [("features", "float32"), ("tokens", "int32"), ("logits", "float32"), ("matmul_1", "float32")],
 )
 def test_input_has_the_name_and_dtype_of_the_column(column: str, dtype: str) -> None:
-    """Rows and tokens have one axis; the output's name may also be that of the column."""
+    """Rows and tokens have one axis; a name of the output or of a node may be the column's."""
     from pipeline.stages.export.onnx.onnx_export import make_onnx_model
 
     layers = "model.layers=[{name: dense, features: 4}, relu, {name: dense, features: $classes}]"

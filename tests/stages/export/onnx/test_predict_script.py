@@ -132,7 +132,51 @@ def test_files_without_samples_are_refused(folder: Path, tmp_path: Path) -> None
     assert (result.returncode, result.stdout) == (1, "")
     assert f"{tmp_path}: holds no file that ends in one of .png, " in result.stderr
     result = predict(folder, str(tmp_path / "texts.csv"))
-    assert "texts.csv: the network reads float32 of shape (3,): give a .npy" in result.stderr
+    problem = "the network reads float32 of shape (3,): give a .npy"
+    assert f"texts.csv: can't be read: {problem}" in result.stderr
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("shape", "dtype", "array", "problem"),
+    [
+        ((3,), "float32", np.zeros((3, 2)), "features has shape (3, 2); must be (3,) or (n, 3)"),
+        ((3,), "float32", np.zeros((2, 2, 3)), "features has shape (2, 2, 3); must be (3,) or"),
+        ((3,), "float32", np.zeros((0, 3)), "features has shape (0, 3); must be (3,) or (n, 3)"),
+        ((2, 3, 1), "uint8", np.ones((1, 2, 3, 1)) / 2, "features has values that aren't uint8"),
+        ((2, 3, 1), "int32", np.full((2, 3, 1), np.nan), "features has values that aren't int32"),
+        ((3,), "float32", None, "can't be read: "),
+    ],
+)
+def test_array_of_other_samples_is_refused(
+    shape: tuple[int, ...],
+    dtype: str,
+    array: np.ndarray | None,
+    problem: str,
+    folder: Path,
+    tmp_path: Path,
+) -> None:
+    """None would be read in another order, or with other values."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    description = json.loads((folder / "model.json").read_text())
+    description["columns"]["features"] = {"shape": shape, "dtype": dtype}
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    if array is None:
+        (tmp_path / "new.npy").write_bytes(b"other")
+    else:
+        np.save(tmp_path / "new.npy", array)
+    result = predict(tmp_path, "new.npy")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("new.npy: can't be read: ")
+    assert problem in result.stderr
+
+
+@pytest.mark.medium
+def test_one_sample_needs_no_axis_of_samples(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.log([1, 2, 7]))
+    result = predict(folder, str(tmp_path / "one.npy"))
+    assert result.stdout == f"{tmp_path / 'one.npy'}: c 0.7000\n"
 
 
 @pytest.mark.medium
