@@ -10,12 +10,13 @@ import csv
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip
 from pipeline.backends.ascend.cost.efficiency import NORMAL_90, load_calibration, load_populations
@@ -46,9 +47,7 @@ MIN_ROWS = 3
 MAX_FACTOR = 10.0
 """Largest plausible factor, or its inverse; other units than milliseconds are beyond it."""
 TOLERANCE = 1e-4
-"""Largest error of the log of the factor."""
-MAX_ROUNDS = 30
-"""Enough for steps of which a fourth is the device's work; others can't tell its speed."""
+"""Largest error of the log of the median step's time."""
 PRIOR_ROWS = 4
 """Steps that the spread of community code counts as, beside the user's steps."""
 HEAD = "# Written by python -m pipeline.backends.ascend.validate --calibrate"
@@ -65,8 +64,8 @@ DEFAULTS: Mapping[str, str] = {
 """Columns that a table may lack, as in published.csv, and their values then."""
 FRAMEWORKS = ("MindSpore", "PyTorch", "TensorFlow")
 """First words of `framework`, before a version; the ops of each have their own launches."""
-WITHOUT_UNIT = ("ms", "step", "time", "step_time", "seconds", "s", "us")
-"""Names of a column of times that don't say both what is timed and in which unit."""
+OTHER_TIMES = ("ms", "step", "time", "step_time", "seconds", "s", "us")
+"""Names of a column that may have the times of steps, but not surely in milliseconds."""
 
 
 class MeasuredStepsError(PipelineError):
@@ -111,6 +110,8 @@ def calibrate_chip(file: Path, chip: str) -> str:
         raise MeasuredStepsError(f"--chip {chip}: must be the name of a chip, such as ascend910")
     rows = read_steps(file, chip)
     output = file.with_suffix(".yaml")
+    if (CONF / "device" / output.name).is_file():
+        raise MeasuredStepsError(f"{file}: {output.stem} is a shipped device; rename the file")
     _check_output(output)
     fitted = fit_factor(file, rows, priced_chip)
     text = "\n".join(_format_chip(file, chip, priced_chip, fitted)) + "\n"
@@ -173,9 +174,9 @@ def _check_columns(file: Path, columns: Sequence[str]) -> None:
     for name in columns:
         if columns.count(name) > 1:
             raise MeasuredStepsError(f"{file}, column {show(name)}: must be there once")
-        if name in WITHOUT_UNIT and "step_ms" not in columns:
+        if name in OTHER_TIMES and "step_ms" not in columns:
             raise MeasuredStepsError(
-                f"{file}, column {name}: has no unit; must be step_ms, the milliseconds of a step"
+                f"{file}, column {name}: must be step_ms, the milliseconds of a step"
             )
     missing = [name for name in REQUIRED if name not in columns]
     if missing:
@@ -253,17 +254,16 @@ def fit_factor(file: Path, rows: Sequence[Published], chip: PricedChip) -> Fitte
             logs.append(math.log(row.ms) - math.log(step.step_ms))
         return np.array(logs)
 
-    factor = 1.0
-    ratios = measure(factor)
-    for _ in range(MAX_ROUNDS):
-        distance = float(np.median(ratios))
-        if abs(distance) < TOLERANCE:
+    limit = math.log(MAX_FACTOR)
+    with suppress(ValueError):  # The median has the same sign at both limits.
+        log_factor = brentq(
+            lambda x: np.median(measure(math.exp(x))), -limit, limit, xtol=TOLERANCE / 10
+        )
+        ratios = measure(math.exp(log_factor))
+        if abs(np.median(ratios)) < TOLERANCE:
             _check_outliers(file, rows, ratios)
-            return FittedChip(factor, tuple(ratios.tolist()), len({row.model for row in rows}))
-        factor *= math.exp(distance)
-        if not 1 / MAX_FACTOR < factor < MAX_FACTOR:
-            break
-        ratios = measure(factor)
+            networks = len({row.model for row in rows})
+            return FittedChip(math.exp(log_factor), tuple(ratios.tolist()), networks)
     raise MeasuredStepsError(
         f"{file}: no factor from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g} on the device explains these "
         "steps; must be milliseconds of one step each, which doesn't wait for the host"
@@ -328,4 +328,4 @@ def _format_result(rows: Sequence[Published], output: Path, fitted: FittedChip) 
         f"{output}: the device's work takes {fitted.factor:.3f} times as long; 80 % of other steps "
         f"{low:.2f} to {high:.2f} times as long as modelled with it"
     )
-    yield f"device=./{output.name} prices with it"
+    yield f"device={output if output.is_absolute() else f'./{output}'} prices with it"

@@ -67,8 +67,9 @@ from pipeline.backends.ascend.published.workloads import (
 from pipeline.core.errors import PipelineError, RunError, UsageError
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 
-OPEN_TABLES = (PUBLISHED, DESCRIBED, DESCRIBED_LATER)
+OPEN_TABLES = (PUBLISHED, DESCRIBED, DESCRIBED_LATER, ATLAS_A2)
 """Tables whose rows may be seen."""
+DEFAULT_CHIP = "ascend910"
 HARD_FAMILIES = {
     "depthwise networks, graph and eager": ("mobilenet", "efficientnet", "shufflenet"),
     "vision transformers, graph and eager": ("transformer",),
@@ -121,7 +122,7 @@ def _print_table(priced_rows: Sequence[PricedRow]) -> None:
         )
 
 
-def price_file(file: Path, chip: str = "ascend910", jobs: int = 1) -> tuple[PricedRow, ...]:
+def price_file(file: Path, chip: str = DEFAULT_CHIP, jobs: int = 1) -> tuple[PricedRow, ...]:
     """Price the steps of a CSV file in the form of published.csv, with the package's calibration.
 
     With several `jobs` as many processes price them.
@@ -129,6 +130,18 @@ def price_file(file: Path, chip: str = "ascend910", jobs: int = 1) -> tuple[Pric
     Raises RunError for a file that isn't such a table, ChipError for an unknown chip.
     """
     priced_chip = chipset(chip)
+    rows = _load_rows(file)
+    with _refusing_other_tables(file):
+        if jobs == 1:
+            return price_rows(rows, priced_chip)
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            parts = pool.map(price_rows, [[row] for row in rows], [priced_chip] * len(rows))
+            return tuple(chain.from_iterable(parts))
+
+
+def _load_rows(file: Path) -> Sequence[Published]:
+    """Load a table of steps. Raises RunError if it isn't one, or a step has other pixels than its
+    network."""
     with _refusing_other_tables(file):
         rows = load_published_steps(file)
     for row in rows:
@@ -136,12 +149,7 @@ def price_file(file: Path, chip: str = "ascend910", jobs: int = 1) -> tuple[Pric
             require_pixels(row)
         except ValueError as error:
             raise RunError(f"{file}, {row.id}: {error}") from error
-    with _refusing_other_tables(file):
-        if jobs == 1:
-            return price_rows(rows, priced_chip)
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            parts = pool.map(price_rows, [[row] for row in rows], [priced_chip] * len(rows))
-            return tuple(chain.from_iterable(parts))
+    return rows
 
 
 @contextmanager
@@ -305,7 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "file", nargs="?", type=Path, help="your own steps, in the form of published.csv"
     )
     parser.add_argument("--row", metavar="ID", help="print only this row's kernels and memory")
-    parser.add_argument("--chip", default="ascend910", help="the chip of the file's steps")
+    parser.add_argument(
+        "--chip", help=f"the chip of the file's or the row's steps; default {DEFAULT_CHIP}"
+    )
     parser.add_argument(
         "--count", action="store_true", help="print how many rows have which class; price none"
     )
@@ -336,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.calibrate is not None:
             if file is not None or options.row is not None or options.seal or options.plot:
                 raise UsageError(["--calibrate"], "must be without FILE, --row, --seal and --plot")
-            print(calibrate_chip(options.calibrate, options.chip))
+            print(calibrate_chip(options.calibrate, options.chip or DEFAULT_CHIP))
         elif options.seal:
             if file is not None or options.row is not None:
                 rule = "scores the sealed rows; must be without FILE and --row"
@@ -349,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif file is None:
             _print_published(options.plot)
         else:
-            _print_table(price_file(file, options.chip))
+            _print_table(price_file(file, options.chip or DEFAULT_CHIP))
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -378,21 +388,19 @@ def _check_plot(options: Namespace) -> None:
         raise RunError(f"--plot {options.plot}: can't be written; must be a file's path")
 
 
-def describe_row(row_id: str, files: Sequence[Path], chip: str) -> Iterator[str]:
+def describe_row(row_id: str, files: Sequence[Path], chip: str | None) -> Iterator[str]:
     """Yield lines with the times of a row's kernels by class, with the package's calibration, and
-    with its memory.
+    with its memory. `chip` is None for the chip of the table.
 
     Raises RunError if no file has the row, ChipError for an unknown chip.
     """
-    rows: dict[str, Published] = {}
-    for file in files:
-        with _refusing_other_tables(file):
-            rows |= {row.id: row for row in load_published_steps(file)}
+    rows = {row.id: (row, file) for file in files for row in _load_rows(file)}
     if row_id not in rows:
         names = ", ".join(file.name for file in files)
         raise RunError(f"--row {row_id}: must be a row of {names}: {', '.join(rows)}")
-    row = rows[row_id]
+    row, file = rows[row_id]
     config = configure_row(row)
+    chip = chip or ("atlas_a2" if file == ATLAS_A2 else DEFAULT_CHIP)
     pricing = open_row(row, load_calibration(), chipset(chip))
     step = pricing.price_step(config)
     kernels: Counter[str] = Counter()

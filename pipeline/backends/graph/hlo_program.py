@@ -369,12 +369,11 @@ def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
 
 def _count_bytes(line: HloLine) -> int:
     """Return the bytes of a result, without the operands that some `-start` opcodes also return."""
-    sizes = [array.nbytes for array in line.arrays]
-    if len(sizes) > 1 and line.opcode == "all-gather-start":
-        return sum(sizes[len(sizes) // 2 :])
-    if len(sizes) > 1 and line.opcode == "collective-permute-start":
-        return sizes[0]
-    return sum(sizes)
+    if not line.opcode.endswith("-start") or line.opcode == "all-reduce-start":
+        return line.nbytes
+    # Scalars are of the runtime: a permutation's two, or an asynchronous call's one.
+    sizes = [array.nbytes for array in line.arrays if array.sizes]
+    return sum(sizes[len(sizes) // 2 :])
 
 
 def _find_group_size(arguments: str) -> int:

@@ -41,7 +41,8 @@ BITCAST = "bitcast_convert_type"
 
 @dataclass(frozen=True)
 class Range:
-    """Statistics of a tensor's finite values (None without any), and numbers of NaN and Inf."""
+    """Statistics of a tensor's finite values (None without any), and numbers of NaN and Inf.
+    Complex values count by their magnitude."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -70,7 +71,7 @@ def find_range(array: Any) -> Range:
     values = np.asarray(array)
     dtype = str(values.dtype)
     shape = tuple(values.shape)
-    wide = values.astype(np.float64)
+    wide = _to_magnitude(values).astype(np.float64)
     finite = wide[np.isfinite(wide)]
     nan = int(np.isnan(wide).sum())
     inf = wide.size - nan - finite.size
@@ -81,6 +82,11 @@ def find_range(array: Any) -> Range:
     return Range(dtype, shape, low, high, float(finite.mean()), nan, inf)
 
 
+def _to_magnitude(values: np.ndarray) -> np.ndarray:
+    """Return the magnitudes of complex values, and other values as they are."""
+    return np.abs(values) if np.iscomplexobj(values) else values
+
+
 def is_float(array: Any) -> bool:
     """Return whether a tensor can hold NaN or infinity, unlike random keys and integers."""
     return jnp.issubdtype(array.dtype, jnp.inexact)
@@ -88,7 +94,7 @@ def is_float(array: Any) -> bool:
 
 def find_largest_magnitude(array: Any) -> float:
     """Return the greatest magnitude in an array; NaN if the array has a NaN, 0 if it is empty."""
-    values = np.asarray(array)
+    values = _to_magnitude(np.asarray(array))
     if not values.size:
         return 0.0
     # `min` and `max` make no copy of the array, unlike `abs` or `isfinite`.

@@ -85,7 +85,7 @@ class ParallelPlan:
     memory_bytes: float = 0.0
     """Memory of a device."""
     collective_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Bytes of a step's collectives by kind, counted as in `layouts.Collective`."""
+    """Bytes of a step's collectives by kind, counted as in `dimension_groups.Collective`."""
 
     @property
     def is_data_parallel(self) -> bool:
@@ -269,7 +269,7 @@ def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]])
     place = f"parallel.plan {path}"
     if not isinstance(tree, dict):
         keys = ", ".join(PlanFile.model_fields)
-        raise RecipeError([f"{place}: plan = {tree}: must have the keys {keys}"])
+        raise RecipeError([f"{place}: plan = {show(tree)}: must have the keys {keys}"])
     problems: list[str] = []
     try:
         file = PlanFile.model_validate(tree)

@@ -29,7 +29,7 @@ class LinkCurves:
     """
 
     nbytes: tuple[float, ...]
-    """Measured sizes as in `layouts.Collective`, ascending."""
+    """Measured sizes as in `dimension_groups.Collective`, ascending."""
     us_by_kind: Mapping[str, Mapping[int, tuple[float, ...]]]
     """Times of all `nbytes` by kind and number of devices; ascending numbers."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline import load_recipe
+from pipeline.backends.ascend import calibrate
 from pipeline.backends.ascend.calibrate import (
     FittedChip,
     MeasuredStepsError,
@@ -84,7 +86,7 @@ def test_spread_of_few_steps_is_near_that_of_community_code() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model,batch,time,chip\n", "column time: has no unit; must be step_ms, the milliseconds"),
+        ("model,batch,time,chip\n", "column time: must be step_ms, the milliseconds of a step"),
         ("model,batch\n", "lacks step_ms, chip; must have the columns model, batch, step_ms, chip"),
         ("", "lacks model, batch, step_ms, chip; must have"),
         (f"{HEAD},devises\n", "column devises: must be one of model, "),
@@ -168,6 +170,53 @@ def test_step_far_from_the_others_is_refused(tmp_path: Path) -> None:
     ):
         calibrate_chip(table, "ascend910")
     assert not (tmp_path / "mine.yaml").exists()
+
+
+class HostBoundPricing:
+    """Prices of steps of which a fourth is the device's work."""
+
+    def __init__(self, ms: float, *_: Any) -> None:
+        self.step_ms = ms
+
+    def with_figures(self, ai_core_clock_mhz: float, **_: float) -> HostBoundPricing:
+        return HostBoundPricing(0.75 + 0.25 * 1000 / ai_core_clock_mhz)
+
+    def price_step(self, _: Any) -> HostBoundPricing:
+        return self
+
+
+@pytest.mark.parametrize("factor", [0.12, 1.0, 6.0, 9.9])
+def test_factor_is_found_however_little_the_device_does(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "Pricing", HostBoundPricing)
+    monkeypatch.setattr(calibrate, "trace_row", lambda row: row.ms)
+    monkeypatch.setattr(calibrate, "configure_row", lambda row: row)
+    table = tmp_path / "mine.csv"
+    ms = 0.75 + 0.25 * factor
+    table.write_text("\n".join([HEAD, *(f"lenet5,{n},{ms},ascend910" for n in (1, 2, 3))]))
+    steps = read_steps(table, "ascend910")
+    fitted = calibrate.fit_factor(table, steps, chipset("ascend910"))
+    assert fitted.factor == pytest.approx(factor, rel=1e-3)
+
+
+def test_table_named_as_a_shipped_device_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "ascend910.csv"
+    table.write_text(f"{HEAD}\n{STEP}\n{SECOND}\nlenet5,128,3.0,ascend910\n")
+    with pytest.raises(MeasuredStepsError, match="ascend910 is a shipped device; rename the file"):
+        calibrate_chip(table, "ascend910")
+
+
+def test_device_is_named_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "fit_factor", lambda *_: FittedChip(1.2, (0.0,) * 3, 1))
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    for folder, device in (("sub", "./sub/mine.yaml"), (tmp_path, f"{tmp_path}/mine.yaml")):
+        table = Path(folder, "mine.csv")
+        table.write_text(f"{HEAD}\n{STEP}\n{SECOND}\nlenet5,128,3.0,ascend910\n")
+        assert f"\ndevice={device} prices with it" in calibrate_chip(table, "ascend910")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-8"])

@@ -138,6 +138,40 @@ def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "chip"),
+    [
+        (["--row", "A20001"], "Atlas A2"),
+        (["--row", "MS0081"], "Ascend 910A"),
+        (["--row", "A20001", "--chip", "ascend910"], "Ascend 910A"),
+        (["own.csv", "--row", "TR0341", "--chip", "atlas_a2"], "Atlas A2"),
+        (["own.csv", "--row", "TR0341"], "Ascend 910A"),
+    ],
+)
+def test_row_is_priced_on_the_chip_of_its_table(
+    arguments: list[str], chip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_row(row: Any, _: Any, priced: Any) -> Any:
+        opened.append((row.id, priced.name))
+        raise RunError("opened")
+
+    opened: list[Any] = []
+    monkeypatch.setattr("pipeline.backends.ascend.validate.open_row", open_row)
+    monkeypatch.chdir(tmp_path)
+    Path("own.csv").write_text(f"{HEAD}\n{ALEXNET}\n")
+    assert main(arguments) == 1
+    assert opened == [(arguments[arguments.index("--row") + 1], chip)]
+
+
+def test_row_of_other_pixels_than_its_network_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(f"{HEAD}\nX1,osnet,reid,8,9999,2,1,O2,loop_sink,,,9.0,device,own,own,\n")
+    assert main([str(file), "--row", "X1"]) == 1
+    assert "X1: pixels = 9999: must be" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "memory"),

@@ -43,8 +43,16 @@ def test_async_collective_is_counted_once() -> None:
   %d = f32[16]{0} all-gather-done(%s)
   %t = f32[4]{0} all-reduce-start(%b), replica_groups=[1,8]<=[8], to_apply=%add
   %e = f32[4]{0} all-reduce-done(%t)
+  %u = ((f32[16]{0}), f32[2]{0}) reduce-scatter-start(%c), replica_groups=[1,8]<=[8]
+  %v = ((f32[4]{0}, f32[4]{0}), (f32[4]{0}, f32[4]{0}), s32[]) all-to-all-start(%f, %g), \
+replica_groups={{0,1}}
+  %w = (f32[3]{0}, f32[3]{0}, u32[], u32[]) collective-permute-start(%h), \
+source_target_pairs={{0,1},{1,0}}
 """
     assert read_collectives(lines) == (
         CompiledCollective("all_gather", 8, 1, 64),
         CompiledCollective("all_reduce", 8, 1, 16),
+        CompiledCollective("all_to_all", 2, 1, 32),
+        CompiledCollective("reduce_scatter", 8, 1, 64),
+        CompiledCollective("send", 2, 1, 12),
     )

@@ -47,6 +47,15 @@ def test_scalar_range_is_its_value() -> None:
     assert str(find_range(jnp.bfloat16(2.5))) == "bfloat16 scalar, 2.5"
 
 
+@pytest.mark.filterwarnings("error")
+def test_complex_values_count_by_their_magnitude() -> None:
+    values = np.array([3 + 4j, complex(1, np.inf)], np.complex64)
+    assert find_largest_magnitude(values) == np.inf
+    assert find_largest_magnitude(values[:1]) == 5
+    assert str(find_range(values)) == "complex64 2 with 1 Inf, else 5 to 5, mean 5"
+    assert np.isnan(find_largest_magnitude(np.complex64(complex(1, np.nan))))
+
+
 @pytest.mark.slow
 @settings(deadline=None)
 @given(

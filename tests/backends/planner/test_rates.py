@@ -14,7 +14,7 @@ from pipeline.backends.planner.rates import (
     load_host_rates,
 )
 from pipeline.backends.planner.search import search
-from pipeline.backends.rates import CollectiveKind, DeviceGroup
+from pipeline.backends.rates import CollectiveKind, DeviceGroup, GroupError
 from tests.backends.planner.networks import LinkRates, ServerRates, mlp
 
 HARDWARE = chipset("ascend910").hardware
@@ -39,6 +39,10 @@ def test_emulated_chip_link_times_match_its_model() -> None:
     for devices in (2, 8, 64):
         modelled = HARDWARE.collective_launch_us + all_reduce_us(10**7, devices, HARDWARE)
         assert rates.collective_us("all_reduce", 10**7, DeviceGroup(devices)) == modelled
+    assert rates.collective_us("all_reduce", 0, DeviceGroup(2, stride=3)) > 0
+    for group in (DeviceGroup(8, stride=3), DeviceGroup(12)):
+        with pytest.raises(GroupError, match="devices"):
+            rates.collective_us("all_reduce", 0, group)
     strided = rates.collective_us("all_reduce", 10**7, DeviceGroup(8, stride=8))
     assert strided > rates.collective_us("all_reduce", 10**7, DeviceGroup(8))
 

@@ -97,7 +97,7 @@ class Buffers:
         return copy
 
     def change(self, buffer: int, **fields: object) -> None:
-        """Change the role, name, size or layout of a buffer."""
+        """Change fields of a buffer."""
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
     def find_aliases(self) -> dict[int, int]:
@@ -256,7 +256,8 @@ class InsertedOps:
         self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
-        """Return the buffer of a value as a product reads it: float16, in the cube's layout.
+        """Return the buffer of a value as a product reads it: in the precision's half type, and a
+        weight or an input in `layout`.
 
         The value is converted once in a step.
         """
@@ -355,7 +356,8 @@ class InsertedOps:
         return self._channels_first[value]
 
     def write_channels_last(self, value: int) -> int:
-        """Change the buffer of a map to plain with its channels last, and return it."""
+        """Change the buffer of a map to plain with its channels last, and return it. Its bytes stay
+        as in blocks of channels."""
         buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self.channels_last:

@@ -22,8 +22,8 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 class Group:
     """Devices that communicate with one another, such as those along one axis of a mesh.
 
-    Each server of the group has `per_server` of its `size` devices. No two devices share a link, so
-    groups that communicate at the same time don't slow each other.
+    Each server of the group has `per_server` of its `size` devices. Groups that communicate at the
+    same time are priced as if they shared no link.
 
     Raises OptionError for a number below 1, or servers with unequal numbers of devices.
     """
@@ -73,7 +73,7 @@ def find_mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]
         if size % per_server or (in_server % block and per_server > 1):
             raise OptionError(
                 f"mesh.{axis} = {size}: devices {stride} apart are uneven among servers of "
-                f"{in_server}; must divide {in_server} or be a multiple of it"
+                f"{in_server}; {size} and {stride} must divide {in_server} or be multiples of it"
             )
         groups[axis] = Group(size, per_server)
         stride *= size
@@ -178,7 +178,8 @@ def _compute_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
 
 
 def _compute_pair_us(nbytes: float, hw: Hardware) -> float:
-    """Two devices share one link, so long messages take longer than among three."""
+    """Return the microseconds of an all-reduce of two devices, whose bytes all take the one link
+    between them: long messages take longer than among three."""
     return 2 * hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
 
 
@@ -274,7 +275,14 @@ class AscendRates:
         hw = self.hardware
         if group.size == 1:
             return 0.0
-        in_server = max(1, int(hw.devices_per_server_count) // group.stride)
+        per_server = int(hw.devices_per_server_count)
+        in_server = max(1, per_server // group.stride)
+        is_across = group.size * group.stride > per_server
+        if is_across and in_server > 1 and per_server % (in_server * group.stride):
+            raise GroupError(
+                f"{group.size} devices, {group.stride} apart: are uneven among servers of "
+                f"{per_server}"
+            )
         try:
             linked = Group(group.size, min(group.size, in_server))
         except OptionError as error:

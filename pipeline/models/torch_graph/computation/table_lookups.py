@@ -2,8 +2,8 @@
 
 PyTorch raises an error for such a number. A compiled program can't: it reads the last row. So
 samples are read before training. The numbers are computed from the inputs by the graph's nodes:
-tokens, their sum with an offset, one column of several. Numbers that depend on parameters, as a
-learnt code does, aren't known before training.
+tokens, their sum with an offset, one column of several. Unknown before training are numbers that
+depend on parameters, as a learnt code does, on images, or on all samples of a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.core.errors import printable
 from pipeline.data.columns import Split, name_sample
-from pipeline.data.inputs import NetworkInput
+from pipeline.data.inputs import DOCUMENT, NetworkInput
 from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
 from pipeline.models.torch_graph.conversion.program_nodes import VIEWS, parse_base_name
@@ -40,6 +40,7 @@ TABLES_AND_NUMBERS: Mapping[str, tuple[int, int]] = {
     "aten._embedding_bag_forward_only.default": (0, 1),
     "aten.embedding.default": (0, 1),
     "aten.embedding_bag.padding_idx": (0, 1),
+    "aten.index.Tensor": (0, 1),
     "aten.index_select.default": (0, 2),
 }
 """Positions of the table and of the numbers among the arguments of operators that read rows."""
@@ -53,6 +54,8 @@ class TableLookup:
     table: str
     """Name of the table, such as `embed.weight`."""
     num_rows: int
+    lowest: int
+    """Least number of a row: 0, or `-num_rows` if negative numbers count from the end."""
     form: Form
     """The nodes that compute the numbers, which are the output."""
     inputs: frozenset[int]
@@ -62,7 +65,7 @@ class TableLookup:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the numbers are an input's."""
+        """Whether the numbers are an input's, or a part of them."""
         names = {parse_base_name(node.op) for node in self.form.nodes}
         return names <= VIEWS | {"_to_copy", "clone"}
 
@@ -79,15 +82,20 @@ def list_lookups(graph: TorchGraph) -> tuple[TableLookup, ...]:
         if node.op not in TABLES_AND_NUMBERS:
             continue
         table, numbers = (node.args[position] for position in TABLES_AND_NUMBERS[node.op])
-        is_by_row = node.op != "aten.index_select.default" or node.args[1] == 0
-        if not (isinstance(table, ArrayOf) and isinstance(numbers, ValueOf) and is_by_row):
+        is_index = node.op == "aten.index.Tensor"
+        if is_index and len(numbers) == 1:
+            (numbers,) = numbers
+        if not (isinstance(table, ArrayOf) and isinstance(numbers, ValueOf)):
+            continue
+        shape = graph.values[table.name].shape
+        if node.op == "aten.index_select.default" and node.args[1] % len(shape) != 0:
             continue
         form, inputs = _select_nodes(graph.evaluation, numbers)
         reads = {item.name for item in _list_references(form) if isinstance(item, ArrayOf)}
-        if inputs and not reads & trained:
-            axis = _find_batch_axis(graph, form)
-            num_rows = graph.values[table.name].shape[0]
-            lookup = TableLookup(node, table.name, num_rows, form, inputs, axis)
+        axis = _find_batch_axis(graph, form)
+        if inputs and not reads & trained and axis is not None:
+            lowest = -shape[0] if is_index else 0
+            lookup = TableLookup(node, table.name, shape[0], lowest, form, inputs, axis)
             lookups.setdefault((table.name, numbers), lookup)
     return tuple(lookups.values())
 
@@ -109,14 +117,19 @@ def _select_nodes(form: Form, output: ValueOf) -> tuple[Form, frozenset[int]]:
     return selected, frozenset(item.item or 0 for item in references if item.node == INPUT)
 
 
-def _find_batch_axis(graph: TorchGraph, form: Form) -> int:
-    """Return the first axis of a form's output whose size depends on the batch; 0 for none."""
+def _find_batch_axis(graph: TorchGraph, form: Form) -> int | None:
+    """Return the axis of a form's output that the samples are along, or None if none is."""
     reference = form.output
     if reference.node == INPUT:
         return 0
     (node,) = (node for node in form.nodes if node.name == reference.node)
     shape = node.results[reference.item or 0].shape
-    return shape.index(None) if None in shape else 0
+    batch = graph.input.shape[0]
+    if batch in shape:
+        return shape.index(batch)
+    # Samples of a fixed batch may be joined in one axis.
+    multiples = (axis for axis, size in enumerate(shape) if batch and size and size % batch == 0)
+    return next(multiples, None)
 
 
 def require_rows(
@@ -131,7 +144,10 @@ def require_rows(
         arrays = {index: inputs[index] for index in lookup.inputs}
         if all(len(x.spec.shape) < 2 and x.column in split.columns for x in arrays.values()):
             _require_rows_of(graph, lookup, arrays, split)
-        if vocabulary is not None and lookup.is_direct and lookup.num_rows < vocabulary:
+        reads_tokens = all(x.column != DOCUMENT and x.dtype != "bool" for x in arrays.values())
+        if vocabulary is None or not (reads_tokens and lookup.is_direct):
+            continue
+        if lookup.num_rows < vocabulary:
             raise ValueError(
                 f"{lookup.describe_table()}, and the texts have {vocabulary:,} tokens; must be at "
                 "least as many"
@@ -148,15 +164,15 @@ def _require_rows_of(
         rows = np.minimum(np.arange(start, start + chunk), len(split) - 1)
         numbers = np.asarray(compute({index: _read(x, split, rows) for index, x in arrays.items()}))
         by_sample = np.moveaxis(numbers, lookup.batch_axis, 0).reshape(chunk, -1)
-        is_outside = (by_sample < 0) | (by_sample >= lookup.num_rows)
+        is_outside = (by_sample < lookup.lowest) | (by_sample >= lookup.num_rows)
         if is_outside.any():
             sample, position = np.argwhere(is_outside)[0]
             place = _name_place(split, arrays, int(rows[sample]))
             number = int(by_sample[sample, position])
             kind = "token" if lookup.is_direct else "number"
             raise ValueError(
-                f"{lookup.describe_table()}, and {place} has the {kind} {number:,}; must be from 0 "
-                f"to {lookup.num_rows - 1:,}"
+                f"{lookup.describe_table()}, and {place} has the {kind} {number:,}; must be from "
+                f"{lookup.lowest:,} to {lookup.num_rows - 1:,}"
             )
 
 

@@ -15,10 +15,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.models.torch_graph.conversion.program_nodes import is_users_file
+
 NAMESPACE = "pipeline"
 """Namespace of the operators that connect a forward pass with its backward pass."""
-_LIBRARIES = ("/torch/", "/pipeline/models/torch_graph/")
-"""Parts of paths of code that isn't the user's."""
 _INSTEAD = "write a torch.autograd.Function instead"
 _PARAMETER_HOOKS: Mapping[str, str] = {
     "_backward_hooks": "register_hook",
@@ -346,7 +346,7 @@ def _find_line() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file for part in _LIBRARIES):
+        if is_users_file(file):
             return f" ({Path(file).name}:{frame.f_lineno})"
         frame = frame.f_back
     return ""

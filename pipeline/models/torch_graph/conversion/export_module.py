@@ -30,7 +30,7 @@ from pipeline.models.torch_graph.conversion.functional_form import (
     read_program,
 )
 from pipeline.models.torch_graph.conversion.layer_list import make_plain
-from pipeline.models.torch_graph.conversion.program_nodes import inline_regions
+from pipeline.models.torch_graph.conversion.program_nodes import inline_regions, is_users_file
 from pipeline.models.torch_graph.graph import (
     INPUT,
     KERNEL_AXES,
@@ -205,7 +205,7 @@ def _export_draft(
     if batch is None:
         axes = {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}
         dims = jax.tree.map(lambda _: axes, dict(call.arguments))
-    with _report_error(origin, module.training, _describe_inputs(call)):
+    with _report_error(torch, origin, module.training, _describe_inputs(call)):
         plain = module.register_forward_hook(lambda _, inputs, result: make_plain(torch, result))
         with plain, _refuse_new_tensors(torch, module), record_backward_passes(torch):
             program = torch.export.export(
@@ -252,7 +252,7 @@ def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _report_error(origin: str, train: bool, shapes: str) -> Iterator[None]:
+def _report_error(torch: Any, origin: str, train: bool, shapes: str) -> Iterator[None]:
     """Raise errors of torch.export as a ValueError of one line, and suppress its other output."""
     mode = "training" if train else "evaluation"
     disabled = logging.root.manager.disable
@@ -265,7 +265,8 @@ def _report_error(origin: str, train: bool, shapes: str) -> Iterator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         # Others are of this package, or of the module, and are raised unchanged.
-        is_raised_in_torch = bool(frames) and "/torch/" in frames[-1].filename
+        package = Path(torch.__path__[0])
+        is_raised_in_torch = bool(frames) and Path(frames[-1].filename).is_relative_to(package)
         if type(error) is ValueError and not is_raised_in_torch:
             raise
         raise ValueError(_describe_failure(origin, mode, shapes, error)) from error
@@ -295,7 +296,7 @@ def _describe_error(error: BaseException) -> str:
     message = " ".join(lines[:2]).partition(" (unhinted")[0][:400] or type(error).__name__
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if not re.search(r"/torch/|/pipeline/models/torch_graph/", frame.filename):
+        if is_users_file(frame.filename):
             place = f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
     return f"{message}{place}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from pipeline.models.torch_graph.graph import describe_place
 
 # fmt: off
 VIEWS = frozenset((
-    "_reshape_alias", "alias", "as_strided", "broadcast_to", "chunk", "contiguous", "detach",
-    "diagonal", "expand", "expand_as", "flatten", "getitem", "mT", "movedim", "narrow", "numpy_T",
-    "permute", "reshape", "reshape_as", "select", "slice", "split", "split_with_sizes", "squeeze",
-    "swapaxes", "swapdims", "t", "to", "transpose", "type_as", "unbind", "unflatten", "unfold",
-    "unsqueeze", "view", "view_as",
+    "_conj", "_reshape_alias", "adjoint", "alias", "as_strided", "broadcast_to", "chunk", "conj",
+    "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "getitem", "imag", "mH",
+    "mT", "moveaxis", "movedim", "narrow", "numpy_T", "permute", "positive", "ravel", "real",
+    "reshape", "reshape_as", "resolve_conj", "resolve_neg", "select", "slice", "split",
+    "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "tensor_split", "to", "transpose",
+    "type_as", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "view_as_complex",
+    "view_as_real",
 ))
 # fmt: on
 """Operators whose result may share the memory of their first argument."""
 _REGIONS = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
-"""Calls of a region, by the index of the region among the arguments. Settings come before it, and
-what the region reads after it."""
+"""Index of the region among the arguments of each operator that calls one. Settings come before it,
+and what the region reads after it."""
+_GRAPH_FOLDER = Path(__file__).parents[1]
 
 
 def parse_base_name(full_op: str) -> str:
@@ -42,14 +46,20 @@ def find_module(node: Any) -> tuple[str, str]:
     return re.sub(r"@\d+", "", path), class_name.rpartition(".")[2]
 
 
+def is_users_file(file: str) -> bool:
+    """Return whether a file is neither torch's nor one of this package's graphs."""
+    folders = (Path(sys.modules["torch"].__path__[0]), _GRAPH_FOLDER)
+    return not any(Path(file).is_relative_to(folder) for folder in folders)
+
+
 def find_line(node: Any) -> str:
-    """Return the last line of the node's stack that isn't torch's; "" if none exists."""
+    """Return the last line of the user's code in a node's stack; "" if none exists."""
     stack = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack)
     lines = [
         f"{Path(file).name}:{number}: {code.strip()}"
         for file, number, code in frames
-        if "/torch/" not in file and "/pipeline/models/torch_graph/" not in file
+        if is_users_file(file)
     ]
     return lines[-1] if lines else ""
 

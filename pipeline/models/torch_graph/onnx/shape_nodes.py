@@ -142,7 +142,8 @@ def read_gather(reader: OnnxNodeReader) -> Results:
     if not indices.is_constant:
         if axis == 0 and x.ndim == 2:
             return graph.call("embedding.default", x, indices)
-        return graph.call("index_select.default", x, axis, indices)
+        # Unlike `index_select`, `index` reads negative indices from the end.
+        return graph.call("index.Tensor", x, (*(None,) * axis, indices))
     if indices.ndim == 0 and not x.is_constant:
         return graph.call("select.int", x, axis, graph.fixed_integers(indices)[0])
     sizes = [array.shape[axis] for array in x.arrays]

@@ -207,11 +207,13 @@ aten("rsub.Scalar", "rsub.Tensor")(
 @broadcasting
 def divide(x: Any, other: Any, *, rounding_mode: str | None = None) -> Array:
     """Return x / other, rounded towards zero by `trunc` or down by `floor`."""
-    quotient = jnp.true_divide(x, other)
-    if rounding_mode is None:
-        return quotient
-    rounded = jnp.trunc(quotient) if rounding_mode == "trunc" else jnp.floor(quotient)
-    return rounded.astype(jnp.result_type(x, other))
+    if rounding_mode == "floor":
+        return jnp.floor_divide(x, other)
+    if rounding_mode is None or is_float(jnp.asarray(x)) or is_float(jnp.asarray(other)):
+        quotient = jnp.true_divide(x, other)
+        return quotient if rounding_mode is None else jnp.trunc(quotient)
+    # Large whole numbers aren't exact as floats.
+    return jnp.floor_divide(x - jnp.fmod(x, other), other)
 
 
 aten("lerp.Scalar", "lerp.Tensor")(

@@ -35,9 +35,14 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
     return x[tuple(slice(None) if array is None else array for array in indices)]
 
 
-aten("embedding.default")(
-    plain(lambda weight, indices, *_: jnp.take(weight, indices, axis=0, mode="clip"))
-)
+@aten("embedding.default")
+@plain
+def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: bool) -> Any:
+    """Return rows of the weight; the row `padding_idx` gets no gradient, as in PyTorch."""
+    rows = jnp.take(weight, indices, axis=0, mode="clip")
+    if padding_idx < 0:
+        return rows
+    return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
 
 
 @aten("gather.default")

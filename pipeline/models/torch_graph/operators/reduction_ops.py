@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.operator_table import (
     OperatorContext,
     TorchTensor,
@@ -40,7 +41,13 @@ def _cast(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
     return x.with_array(cast_array(x.array, context.type_of(dtype, x.dtype)))
 
 
-def _register(function: Callable[..., Array], *names: str) -> None:
+def _cast_terms(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
+    """Cast the terms of a sum or product: by default whole numbers and bools become int32."""
+    is_whole = not jnp.issubdtype(x.dtype, jnp.inexact)
+    return _cast(context, x, TypeOf("int32") if dtype is None and is_whole else dtype)
+
+
+def _register(function: Callable[..., Array], *names: str, cast: Any = _cast) -> None:
     @aten(*names)
     def apply(
         context: OperatorContext,
@@ -50,12 +57,12 @@ def _register(function: Callable[..., Array], *names: str) -> None:
         *,
         dtype: Any = None,
     ) -> TorchTensor:
-        return reduce(_cast(context, x, dtype), dim, keepdim, function)
+        return reduce(cast(context, x, dtype), dim, keepdim, function)
 
 
 _register(jnp.mean, "mean.dim", "mean.default")
-_register(jnp.sum, "sum.dim_IntList", "sum.default")
-_register(jnp.prod, "prod.default", "prod.dim_int")
+_register(jnp.sum, "sum.dim_IntList", "sum.default", cast=_cast_terms)
+_register(jnp.prod, "prod.default", "prod.dim_int", cast=_cast_terms)
 _register(jnp.max, "amax.default", "max.default")
 _register(jnp.min, "amin.default", "min.default")
 _register(jnp.any, "any.default", "any.dim", "any.dims")
@@ -166,7 +173,7 @@ def cumulative_sum(
     context: OperatorContext, x: TorchTensor, dim: int, *, dtype: Any = None
 ) -> TorchTensor:
     """Return the sum of all values up to each index of an axis."""
-    return x.with_array(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
+    return x.with_array(jnp.cumsum(_cast_terms(context, x, dtype).array, x.axis(dim)))
 
 
 @aten("cumprod.default")
@@ -174,7 +181,7 @@ def cumulative_product(
     context: OperatorContext, x: TorchTensor, dim: int, *, dtype: Any = None
 ) -> TorchTensor:
     """Return the product of all values up to each index of an axis."""
-    return x.with_array(jnp.cumprod(_cast(context, x, dtype).array, x.axis(dim)))
+    return x.with_array(jnp.cumprod(_cast_terms(context, x, dtype).array, x.axis(dim)))
 
 
 @aten("logcumsumexp.default")

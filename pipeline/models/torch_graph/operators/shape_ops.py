@@ -66,9 +66,8 @@ def transpose(x: TorchTensor, first: int, second: int) -> TorchTensor:
     return permute_axes(x, numbers)
 
 
-aten("t.default", "numpy_T.default", "mT.default")(
-    lambda x: x if x.ndim < 2 else transpose(x, -2, -1)
-)
+aten("t.default", "mT.default")(lambda x: x if x.ndim < 2 else transpose(x, -2, -1))
+aten("numpy_T.default")(lambda x: permute_axes(x, range(x.ndim)[::-1]))
 
 
 @aten("movedim.intlist", "movedim.int")

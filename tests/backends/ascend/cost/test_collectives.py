@@ -268,8 +268,8 @@ BAD_GROUPS = {
     ),
     "a mesh": (
         lambda: find_mesh_groups({"data": 8, "model": 3}, HW),
-        "mesh.model = 3: devices 1 apart are uneven among servers of 8; must divide 8 or be a "
-        "multiple of it",
+        "mesh.model = 3: devices 1 apart are uneven among servers of 8; 3 and 1 must divide 8 or "
+        "be multiples of it",
     ),
     "a long axis": (
         lambda: find_mesh_groups({"data": 2, "model": 12}, HW),

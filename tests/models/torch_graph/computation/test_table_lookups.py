@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,12 @@ import numpy as np
 import pytest
 
 from pipeline.data.columns import ColumnSpec, Split
-from pipeline.data.inputs import NetworkInput, NetworkInputs
+from pipeline.data.inputs import DOCUMENT, NetworkInput, NetworkInputs
 from pipeline.models.torch_graph.computation import table_lookups
 from pipeline.models.torch_graph.computation.table_lookups import list_lookups
 from pipeline.models.torch_graph.computation.torch_network import OnnxFile, TorchNetwork
-from pipeline.models.torch_graph.graph import SampleSpec
-from tests.models.torch_graph.onnx.golden_onnx import encode, model, node, tensor
+from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
+from tests.models.torch_graph.onnx.golden_onnx import encode, model, node, signature, tensor
 
 TABLE = np.ones((20, 3), np.float32)
 WHOLE = node("Cast", ["x"], "i", attribute=encode({1: "to", 3: 7, 20: 2}))
@@ -144,3 +145,48 @@ def test_all_tokens_of_texts_need_a_row(tmp_path: Path) -> None:
         ValueError, match="has 20 rows, and the texts have 21 tokens; must be at least as many"
     ):
         check(network, make_tokens(4), vocabulary=21)
+
+
+def test_numbers_of_documents_need_no_row_by_token(tmp_path: Path) -> None:
+    spec = ColumnSpec((6,), "int32")
+    inputs = NetworkInputs((NetworkInput(DOCUMENT, DOCUMENT, spec),))
+    network = make_network(tmp_path, DIRECT)
+    network.require_rows(inputs, Split({DOCUMENT: make_tokens(4)}), 21)
+
+
+def test_indices_of_a_table_count_from_both_ends(tmp_path: Path) -> None:
+    nodes = node("Unsqueeze", ["i", "last"], "j"), node("GatherND", ["table", "j"], "y")
+    network = make_network(tmp_path, *nodes, last=np.array([-1]))
+    check(network, make_tokens(4, s1_t1=-20))
+    for number in (-21, 20):
+        problem = f"sample 1 has the token {number}; must be from -20 to 19"
+        with pytest.raises(ValueError, match=problem):
+            check(network, make_tokens(4, s1_t1=number))
+
+
+def make_lookup_graph(folder: Path, batch: int | str, *nodes: bytes, **arrays: Any) -> TorchGraph:
+    """A network of a batch, from nodes that compute `y`."""
+    tensors = [tensor(name, array) for name, array in {"table": TABLE, **arrays}.items()]
+    file = folder / "net.onnx"
+    file.write_bytes(model([WHOLE, *nodes], tensors, input=[signature("x", batch, 6)]))
+    return OnnxFile(file, None).graph_for(SampleSpec((6,)))
+
+
+def test_samples_of_a_fixed_batch_are_along_any_axis(tmp_path: Path) -> None:
+    turned = node("Transpose", ["i"], "j"), node("Gather", ["table", "j"], "y")
+    (lookup,) = list_lookups(make_lookup_graph(tmp_path, 4, *turned))
+    assert lookup.batch_axis == 1
+    most = node("ReduceMax", ["i"], "j", attribute=encode({1: "keepdims", 3: 0, 20: 2}))
+    graph = make_lookup_graph(tmp_path, 4, most, node("Gather", ["table", "j"], "y"))
+    assert list_lookups(graph) == ()
+
+
+def test_rows_are_along_the_first_axis_however_it_is_counted(tmp_path: Path) -> None:
+    graph = make_lookup_graph(tmp_path, "batch", DIRECT)
+    (read,) = (node for node in graph.evaluation.nodes if node.op == "aten.embedding.default")
+    for axis, count in ((-2, 1), (0, 1), (-1, 0), (1, 0)):
+        args = (read.args[0], axis, read.args[1])
+        node = replace(read, op="aten.index_select.default", args=args)
+        nodes = tuple(node if other is read else other for other in graph.evaluation.nodes)
+        changed = replace(graph, evaluation=replace(graph.evaluation, nodes=nodes))
+        assert len(list_lookups(changed)) == count

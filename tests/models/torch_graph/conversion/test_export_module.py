@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +18,7 @@ from pipeline.models.lowerings.problem import DEFAULTS
 from pipeline.models.torch_graph.computation.graph_file import graph_to_text
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
+from pipeline.models.torch_graph.conversion.program_nodes import VIEWS, parse_base_name
 from pipeline.models.torch_graph.graph import TensorSpec, TorchGraph, TypeOf
 from pipeline.models.torch_graph.operator_table import OPERATORS as FUNCTIONS
 from pipeline.models.torch_graph.operator_table import OperatorContext, to_tensor
@@ -131,9 +134,56 @@ def through_copies(_: Any, y: Any) -> Any:
     return wide.sum(0)
 
 
-@pytest.mark.parametrize("change", [in_place_chain, through_views, through_windows, through_copies])
+def through_pairs(_: Any, y: Any) -> Any:
+    """A complex value whose real and imaginary numbers are changed as pairs."""
+    z = torch.complex(y, y * 2)
+    torch.view_as_real(z).add_(1)
+    return z.real + z.imag
+
+
+def through_real_part(_: Any, y: Any) -> Any:
+    """A value of which the real part, which is the value itself, is changed."""
+    y = y * 1
+    torch.real(y).add_(1)
+    return y
+
+
+IN_PLACE = [
+    in_place_chain,
+    through_views,
+    through_windows,
+    through_copies,
+    through_pairs,
+    through_real_part,
+]
+
+
+@pytest.mark.parametrize("change", IN_PLACE)
 def test_in_place_changes_match_torch(change: Any) -> None:
     assert_as_in_torch(Net(change))
+
+
+def test_results_that_share_memory_are_known() -> None:
+    """By the schemas of torch, of all operators that the table has."""
+    sharing = set()
+    for schema in torch._C._jit_get_all_schemas():
+        parts = (*schema.arguments, *schema.returns)
+        shared = [x.alias_info is not None and not x.alias_info.is_write for x in parts]
+        count = len(schema.arguments)
+        name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
+        if name in FUNCTIONS and any(shared[:count]) and any(shared[count:]):
+            sharing.add(parse_base_name(name))
+    assert len(sharing) > 30
+    assert sharing <= VIEWS
+
+
+def test_lines_of_a_folder_named_torch_are_the_users(tmp_path: Path) -> None:
+    file = tmp_path / "torch" / "nets.py"
+    file.parent.mkdir()
+    file.write_text("def change(net, y):\n    return y.histogram(5)[0].sum() + y\n")
+    assert "(nets.py:2: return y.histogram(5)[0].sum() + y)" in refused(
+        runpy.run_path(str(file))["change"]
+    )
 
 
 class ChangesItsInput(Net):

@@ -188,6 +188,18 @@ UNKNOWN = np.where(np.eye(6) > 0, np.float32(np.nan), WEIGHT)
 BOUNDLESS = np.where(np.eye(6) > 0, np.float32(np.inf), WEIGHT)
 
 
+def test_computed_negative_indices_count_from_the_end(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", ["x"], "i", attribute=encode({1: "to", 3: 7, 20: 2})),
+        node("Gather", ["numbers", "i"], "parts"),
+        node("Flatten", ["parts"], "y"),
+    ]
+    content = model(nodes, [tensor("numbers", np.arange(9, dtype=np.float32).reshape(9, 1, 1))])
+    indices = np.array([[[[-1, -9, -4, 0, 8, 3]]]], np.float32)
+    y = evaluate(import_bytes(tmp_path, content), indices)
+    np.testing.assert_array_equal(y, [[8, 0, 5, 0, 8, 3]])
+
+
 def test_mask_of_minus_infinity_is_added(tmp_path: Path) -> None:
     content = model([node("Add", ["x", "w"], "y")], [tensor("w", -BOUNDLESS[0])])
     y = evaluate(import_bytes(tmp_path, content), np.zeros((1, 1, 1, 6), np.float32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -119,3 +120,48 @@ def test_operator_matches_torch(name: str) -> None:
     for seed in SEEDS:
         case = draw_case(name, seed)
         assert_same(compute_by_jax(name, case, seed), compute_by_torch(name, case), case)
+
+
+def compute_one(op: str, *args: Any, **kwargs: Any) -> np.ndarray:
+    """The result of an operator for arrays and numbers."""
+    operands = (to_tensor(arg) if isinstance(arg, np.ndarray) else arg for arg in args)
+    return np.asarray(OPERATORS[f"aten.{op}"](CONTEXT, *operands, **kwargs).plain())
+
+
+def test_whole_numbers_beyond_a_float_are_divided_exactly() -> None:
+    big = np.array([2**24 + 1, -(2**24) - 1, 7, -7], np.int32)
+    floors = compute_one("div.Scalar_mode", big, 2, rounding_mode="floor")
+    np.testing.assert_array_equal(floors, [2**23, -(2**23) - 1, 3, -4])
+    truncated = compute_one("div.Scalar_mode", big, 1, rounding_mode="trunc")
+    np.testing.assert_array_equal(truncated, big)
+    numbers = np.array([6.0, -7.0], np.float32)
+    np.testing.assert_array_equal(
+        compute_one("div.Scalar_mode", numbers, 4, rounding_mode="trunc"), [1, -1]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bool"])
+def test_sums_of_small_integers_do_not_wrap(dtype: str) -> None:
+    ones = np.ones(300, dtype)
+    assert compute_one("sum.default", ones) - 301 == -1
+    assert compute_one("cumsum.default", ones, 0)[-1] == 300
+    assert compute_one("prod.default", np.full(3, 100).astype("int8")) == 10**6
+
+
+def test_gradient_leaves_the_row_of_padding() -> None:
+    indices = np.array([[0, 2, 2]], np.int32)
+
+    def total(weight: Any, *settings: int) -> Any:
+        operands = to_tensor(weight), to_tensor(indices)
+        return OPERATORS["aten.embedding.default"](CONTEXT, *operands, *settings).array.sum()
+
+    weight = np.ones((3, 1), np.float32)
+    np.testing.assert_array_equal(jax.grad(total)(weight).ravel(), [1, 0, 2])
+    np.testing.assert_array_equal(jax.grad(total)(weight, 2).ravel(), [1, 0, 0])
+    np.testing.assert_array_equal(jax.grad(total)(weight, 0).ravel(), [0, 0, 2])
+
+
+def test_transposed_arrays_have_all_axes_reversed() -> None:
+    x = np.arange(24.0).reshape(2, 3, 4)
+    np.testing.assert_array_equal(compute_one("numpy_T.default", x), x.T)
+    np.testing.assert_array_equal(compute_one("mT.default", x), x.transpose(0, 2, 1))
