@@ -159,7 +159,7 @@ class RunView(RunControl):
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
         if self.event not in SETTING_EVENTS:
-            raise ValueError("parameters can be set at the end of a sink or after an evaluation")
+            raise ValueError("parameters can be set at the start, after a sink or an evaluation")
         if self._processes > 1:
             raise ValueError("parameters can't be set in a run of several processes")
         flat = dict(flatten_dict(self._read_params(), sep="/"))
@@ -206,6 +206,9 @@ class NoCallbacks:
         """Do nothing."""
 
     def show_state(self, state: TrainState) -> None:
+        """Do nothing."""
+
+    def show_length(self, total: int) -> None:
         """Do nothing."""
 
     def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
@@ -276,6 +279,10 @@ class Callbacks(NoCallbacks):
     def show_state(self, state: TrainState) -> None:
         """Replace the state that callbacks see, after a callback has set parameters."""
         self.view.state = state
+
+    def show_length(self, total: int) -> None:
+        """Set the number of steps that callbacks see, after a deadline has changed it."""
+        self.view.total = total
 
     def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
         """Set the recipe's learning rates that callbacks see, and the changes in effect."""

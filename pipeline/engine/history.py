@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
+from pipeline.core.files.value_text import count_noun
 from pipeline.engine.callbacks.callback import Evaluation
 from pipeline.training.telemetry import Telemetry
 
@@ -94,22 +95,17 @@ def _describe_rise(name: str, steps: np.ndarray, values: np.ndarray, least: floa
     """Return a text about a rise to at least `least` by the factor `GROWTH`; "" without one."""
     end = len(values) - 1 - int(values[::-1].argmax())  # The last of equal maxima.
     start = int(values[: end + 1].argmin())
-    if values[end] < max(least, GROWTH * values[start]):
+    if values[end] < max(least, GROWTH * abs(values[start])):
         return ""
-    num_steps = int(steps[end] - steps[start])
-    return (
-        f"{name} rose from {values[start]:.4g} to {values[end]:.4g} within {num_steps} "
-        f"{'step' if num_steps == 1 else 'steps'}"
-    )
+    duration = count_noun(int(steps[end] - steps[start]), "step")
+    return f"{name} rose from {values[start]:.4g} to {values[end]:.4g} within {duration}"
 
 
 def _describe_large_weight(steps: np.ndarray, largest: float) -> str:
     """Return a text if a weight is large after the first steps of a run, else ""."""
-    num_steps = int(steps[-1])
     if int(steps[0]) > 1 or largest < LEAST_WEIGHT:
         return ""
-    unit = "step" if num_steps == 1 else "steps"
-    return f"after {num_steps} {unit} a weight has reached {largest:.4g}"
+    return f"after {count_noun(int(steps[-1]), 'step')} a weight has reached {largest:.4g}"
 
 
 def advise(examined: Examination, cause: str, step: int, policy: str) -> str:
@@ -137,7 +133,7 @@ class History:
     """Number of non-finite steps whose update was skipped, and of steps that a rollback undid."""
     loss: float | None = None
     train_s: float = 0.0
-    """Seconds from the first dispatch to the last save, evaluations included."""
+    """Seconds from the start of the loop to the last save, evaluations included."""
     first_dispatch_s: float | None = None
     first_step_at: float | None = None
     """Time of the end of the first dispatch, by `time.perf_counter`."""

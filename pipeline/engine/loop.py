@@ -292,7 +292,7 @@ def decide(training: TrainingRun, *, is_last: bool) -> Decision:
 
 
 def meet_deadline(training: TrainingRun, schedule: Schedule) -> Schedule:
-    """Return the schedule with the steps that the deadline allows; notify monitors of a change.
+    """Return the schedule with the steps that the deadline allows; report a change.
 
     Raises OSError if a change can't be recorded; the state is saved before, as by `raise_failure`.
     """
@@ -307,6 +307,7 @@ def meet_deadline(training: TrainingRun, schedule: Schedule) -> Schedule:
     if changed.run.total != schedule.run.total:
         for monitor in hooks.monitors:
             monitor.on_length(changed.run.total)
+        hooks.callbacks.show_length(changed.run.total)
     return changed
 
 
@@ -334,7 +335,7 @@ def end_run(
     save(training)
     history.train_s = time.monotonic() - started_at
     hooks.callbacks.notify("on_end", progress.state, history.step, history.status)
-    if history.status == "done":
+    if history.status != "stopped":
         # The scalars of a stopped run are in its checkpoint; the resumed run writes them.
         hooks.callbacks.write_scalars()
     raise_failure(training)

@@ -77,7 +77,8 @@ from pipeline.training.telemetry import Telemetry, concatenate_columns
 LEFT = "the loop was left"
 """Reason to stop if the caller leaves the loop."""
 DISPATCH_SECONDS = 1.0
-"""Longest time of a dispatch, after which a signal takes effect; time of a sink of size "auto"."""
+"""Seconds that a dispatch should take at most: a signal takes effect at its end. A sink of size
+"auto" takes about as long."""
 SAVE_SECONDS = 60.0
 """Time between checkpoints if `save_every` isn't set."""
 MAX_CHECKPOINTS = 5
@@ -99,11 +100,15 @@ class SinkMetrics(Monitor):
         self._parts.append(telemetry)
         self._last = telemetry
 
-    def list_infinite(self) -> dict[str, str]:
-        """Return the last step's metrics that are infinite, by name, as "inf" or "-inf"."""
-        columns = {} if self._last is None else concatenate_columns([self._last])
-        last = {name: float(column[-1]) for name, column in columns.items() if len(column)}
-        return {name: str(value) for name, value in last.items() if math.isinf(value)}
+    def list_infinite(self, step: int) -> dict[str, str]:
+        """Return the metrics of `step` that are infinite, by name, as "inf" or "-inf"; none unless
+        the last dispatch did the step, or the non-finite one after it."""
+        telemetry = self._last
+        if telemetry is None or not telemetry.start < step <= telemetry.start + len(telemetry):
+            return {}
+        index = step - telemetry.start - 1
+        values = {name: float(column[index]) for name, column in telemetry.columns.items()}
+        return {name: str(value) for name, value in values.items() if math.isinf(value)}
 
     def take(self) -> dict[str, np.ndarray]:
         """Return the metrics by name, float32 (steps,), and start the next report."""
@@ -332,7 +337,7 @@ def _open_outputs(
     def mark(step: int) -> dict[str, Any]:
         logs = monitor.submit_and_wait(partial(log.marks, step))
         marks = {LOGS: logs, DATA: prepared.source.position(step)}
-        infinite = metrics.list_infinite()
+        infinite = metrics.list_infinite(step)
         return {**marks, INFINITE: infinite} if infinite else marks
 
     every_s = None if prepared.settings.save_every else SAVE_SECONDS
@@ -380,7 +385,8 @@ def _read_last_metrics(
     """Return the metrics of a finished run's last step, float32 (1,); NaN for those that neither
     its log nor `infinite`, of its checkpoint, has."""
     settings = prepared.settings
-    line = None if settings.save is None else read_last_line(settings.save / METRICS)
+    log = None if settings.save is None else settings.save / METRICS
+    line = None if log is None else read_last_line(log, settings.steps)
     numbers = line.numbers() if line is not None and line.step == settings.steps else {}
     names = prepared.step.signature.metrics
     values = {name: infinite.get(name, numbers.get(name)) for name in names}

@@ -25,9 +25,6 @@ class Event(Enum):
     DUMP = "dump"
 
 
-NO_STEPS: Mapping[Event, Collection[int]] = MappingProxyType({})
-
-
 @dataclass(frozen=True)
 class Segment:
     """Steps `start + 1 .. stop`, between which there is no event, and the events after them."""
@@ -66,7 +63,7 @@ class RunSchedule:
         self,
         first: int,
         every: Mapping[Event, tuple[int, ...]],
-        at: Mapping[Event, Collection[int]] = NO_STEPS,
+        at: Mapping[Event, Collection[int]] = MappingProxyType({}),
     ) -> Iterator[Segment]:
         """Split the steps after boundary `first` at each event and at each end of a sink.
 
@@ -98,7 +95,7 @@ class Schedule:
     at: Mapping[Event, Collection[int]] = field(default_factory=dict)
     """Further steps at which an event is due."""
     dispatch_seconds: float = 1.0
-    """Longest time of a dispatch in seconds: a signal takes effect at its end."""
+    """Seconds that a dispatch should take at most: a signal takes effect at its end."""
 
     def shows_state(self, step: int) -> bool:
         """Return whether the state at boundary `step`, also the start, is dumped."""
@@ -110,10 +107,11 @@ class Schedule:
     ) -> Segment:
         """Return the steps after boundary `first` up to the next event, with its events.
 
-        `requested` has the steps at which callbacks have requested events. A segment of more than
-        `max_steps` is cut after `max_steps`, and has no events.
+        `requested` has the steps at which callbacks have requested events, besides `at`. A segment
+        of more than `max_steps` is cut after `max_steps`, and has no events.
         """
-        segment = next(self.run.segments(first, self.every, {**self.at, **requested}))
+        at = {event: {*self.at.get(event, ()), *requested.get(event, ())} for event in Event}
+        segment = next(self.run.segments(first, self.every, at))
         if segment.stop - first > max_steps:
             return Segment(first, first + max_steps, frozenset())
         return segment

@@ -126,7 +126,11 @@ def read_record(folder: Path) -> SinkRecord | None:
         tree = read_json(file)
         choice = LoweringChoice.from_document(tree["lowerings"])
         identity = SinkIdentity(**{name: tree[name] for name in SinkIdentity.__dataclass_fields__})
-        return SinkRecord(identity, choice, int(tree["size"]))
+        size = tree["size"]
+        parts = identity.state, identity.batch, identity.data
+        if type(size) is not int or size < 1 or not all(isinstance(part, dict) for part in parts):
+            raise ValueError("isn't a record of a custom loop")
+        return SinkRecord(identity, choice, size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: can't be read: {type(error).__name__}: {error}") from error
 

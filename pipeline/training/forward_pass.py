@@ -135,7 +135,9 @@ class ForwardPass:
         readings = {}
         for feature in config.list_acting("read_samples"):
             where = make_label_mask(config, batch.labels)
-            valid = batch.mask if where is None else batch.mask & where
+            valid = batch.mask
+            if where is not None:
+                valid &= where.any(axis=tuple(range(1, where.ndim)))
             readings[feature.name] = feature.read_samples(outputs, batch, valid)
         results = PassResults(loss.reported, outputs.collections, outputs.sums, readings)
         return loss.minimised * self.scale, results

@@ -97,7 +97,7 @@ class OneCycle(ScheduleSpec):
         step = np.arange(steps)
         peak, last = self.rise_share * steps - 1, steps - 1
         rise = np.clip(step / peak, 0, 1) if peak > 0 else np.ones(steps)
-        fall = np.clip((step - peak) / max(last - peak, 1), 0, 1)
+        fall = np.clip((step - peak) / ((last - peak) or 1), 0, 1)
         if self.shape == "cosine":
             rise, fall = (0.5 * (1 - np.cos(np.pi * share)) for share in (rise, fall))
         rising = self.start_factor + (1 - self.start_factor) * rise
@@ -112,7 +112,7 @@ class CosineLog(WarmupDecay):
     twice as long as the one before, from 0 to lr and back (RealMLP's coslog4, 2407.04491)."""
 
     name: Literal["cosine_log"] = "cosine_log"
-    waves: PositiveInt = 4
+    waves: Annotated[int, Field(ge=1, le=64)] = 4
 
     def decay(self, span: DecaySpan) -> np.ndarray:
         phase = np.log2(1 + (2.0**self.waves - 1) * span.progress)
@@ -207,7 +207,7 @@ def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
     """Return the numbers of a text with one number per line, float64, and "text". Raises ValueError
     for text that isn't UTF-8 and for a line that isn't a number."""
     try:
-        lines = content.decode("utf-8").splitlines()
+        lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError("isn't text in UTF-8; must have one number a line") from None
     rates = []

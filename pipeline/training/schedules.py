@@ -75,11 +75,11 @@ class WarmupDecay(ScheduleSpec):
         warmup, the table is the first part of the ramp. Raises ValueError if warmup is set in both
         units."""
         warmup = self.warmup(steps_per_epoch)
-        factors = np.arange(1, warmup + 1) / max(warmup, 1)
+        factors = np.arange(1, min(warmup, steps) + 1) / float(max(warmup, 1))
         if warmup < steps:
             decay = self.decay(DecaySpan(warmup, steps, steps_per_epoch))
             factors = np.concatenate([factors, decay])
-        return (lr * factors[:steps]).astype(np.float32)
+        return (lr * factors).astype(np.float32)
 
 
 @component("schedule")
@@ -140,7 +140,7 @@ class Exponential(WarmupDecay):
     def decay(self, span: DecaySpan) -> np.ndarray:
         length = self.decay_steps or max(1, round(self.decay_epochs * span.steps_per_epoch))
         divide = np.floor_divide if self.staircase else np.divide
-        return self.decay_rate ** divide(span.elapsed_updates, length)
+        return self.decay_rate ** divide(span.elapsed_updates, float(length))
 
 
 @component("schedule")

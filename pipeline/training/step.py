@@ -1,8 +1,8 @@
 """One training step and its evaluation, as pure functions.
 
 `_step` maps the batch, computes the loss (forward_pass.py) and its gradients, decides the outcome
-and updates the state (update.py). The types are in state.py. The training loop (engine/loop.py)
-calls the functions, and the backend runs them on a device.
+and updates the state (update.py). The types are in state.py. The backend compiles the functions
+into programs, which the training loop (engine/loop.py) calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.forward_pass import ForwardPass
 from pipeline.training.losses import (
-    compute_divisor,
     compute_losses,
     count_valid_labels,
     divides_by_labels,
@@ -62,9 +61,9 @@ class TrainStep:
     """The pure functions that a backend compiles.
 
     `init(seed)` makes the state at step 0; the seed is uint32 (2,). `step(state, batch,
-    learning_rates)` does one update. The rates are float32 (total steps,), or (total steps, 1 +
-    groups) with rate groups. A step whose loss or gradient isn't finite leaves the parameters and
-    the optimizer's state as they are. `evaluate(state, batch, sums)` adds a batch to the sums.
+    learning_rates)` does one step. The rates are float32 (updates,), or (updates, 1 + groups) with
+    rate groups. A step whose loss or gradient isn't finite leaves the parameters and the
+    optimizer's state as they are. `evaluate(state, batch, sums)` adds a batch to the sums.
 
     If several runs share a compiled step (study/population), `step` and `evaluate` have additional
     arguments at the end: the constants that differ between the runs.
@@ -158,7 +157,7 @@ def _update_by_batch(
         whole_state = config.sharing.gather_weights(state, config.list_read())
     gradients = compute_step_gradients(config, whole_state, batch)
     for feature in config.features:
-        gradients = gradients._replace(values=feature.change_gradients(state, gradients))
+        gradients = gradients._replace(values=feature.change_gradients(whole_state, gradients))
     after, record = _update_state(config, state, gradients, batch.count, learning_rates)
     return after, record, gradients.readings
 
@@ -171,7 +170,7 @@ def _update_state(
     count: Array,
     learning_rates: Array,
 ) -> tuple[TrainState, Record]:
-    """Return the state after a step with gradients over `count` samples, and the step's record."""
+    """Return the state after a step on a batch of `count` samples, and the step's record."""
     # Gradients are multiplied by the inverse: XLA fuses a product with each use of a gradient, but
     # would store quotients, in one more pass over all parameters. For the same reason
     # `compute_norm` multiplies the norm, not the gradients.
@@ -240,8 +239,9 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
 
     def compute(ops: Ops) -> Gradients:
         mapped = map_training_batch(config, ops, batch, dropout_key)
-        count = count_samples(config, mapped.mask, batch.count)
-        divisor = compute_divisor(config, mapped.labels, mapped.mask, count)
+        divisor = batch.count
+        if _needs_counting(config):
+            divisor = jnp.maximum(_count_for_mean(config, mapped.labels, mapped.mask), 1.0)
         return compute_gradients(config, state, mapped, divisor, get_loss_scale(config, state))
 
     return _call_with_step_ops(config, batch, state.step, compute)
@@ -321,12 +321,10 @@ def _sum_shard_gradients(
     def count_labels(cropped: Batch, ops: Ops, shard_number: Array) -> Array:
         _, labels = map_batch(config, ops, cropped)
         mask = keep_samples(config, cropped, jnp.arange(labels.shape[0]) < cropped.count)
-        if not divides_by_labels(config):
-            return mask.sum(dtype=jnp.float32)
-        return count_valid_labels(config, labels, mask)
+        return _count_for_mean(config, labels, mask)
 
     divisor = batch.count
-    if divides_by_labels(config) or config.list_acting("keep_samples"):
+    if _needs_counting(config):
         divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
 
     scale = get_loss_scale(config, state)
@@ -385,12 +383,16 @@ def keep_samples(config: StepConfig, batch: Batch, mask: Array) -> Array:
     return mask
 
 
-def count_samples(config: StepConfig, mask: Array, count: Array | int) -> Array | int:
-    """Return the number of a batch's samples that count: `count`, or if features leave some out,
-    the number in the mask, at least 1."""
-    if not config.list_acting("keep_samples"):
-        return count
-    return jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
+def _needs_counting(config: StepConfig) -> bool:
+    """Return whether a mean divides by another number than the batch's number of samples."""
+    return divides_by_labels(config) or bool(config.list_acting("keep_samples"))
+
+
+def _count_for_mean(config: StepConfig, labels: Array, mask: Array) -> Array:
+    """Return the number of valid labels, or of samples, in the mask that a mean divides by."""
+    if divides_by_labels(config):
+        return count_valid_labels(config, labels, mask)
+    return mask.sum(dtype=jnp.float32)
 
 
 def mask_batch(

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 Feature = TypeVar("Feature", bound=StepFeature)
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
 GRADIENT_MOMENTS = (
-    "change_inputs",
-    "change_outputs",
-    "differentiate",
-    "get_loss_scale",
+    *("change_inputs", "change_outputs", "differentiate", "get_loss_scale"),
+    *("sum_part", "exchange_sums", "change_gradients"),
 )
 """Moments at which a feature may read its state before the gradients are complete."""
 

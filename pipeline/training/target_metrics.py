@@ -369,9 +369,7 @@ def _average_present(parts: np.ndarray, wholes: np.ndarray) -> float:
     """Return the mean of part / whole over the classes whose whole is above 0; 0 if there is
     none."""
     is_present = wholes > 0
-    if not is_present.any():
-        return 0.0
-    return float((parts[is_present] / wholes[is_present]).mean())
+    return float((parts[is_present] / wholes[is_present]).mean()) if is_present.any() else 0.0
 
 
 @component("metric")

@@ -127,7 +127,8 @@ class StepOutcome(NamedTuple):
         xp: Any, loss: Any, grad_norm: Any, skipped: Any, *, skips_overflow: bool = True
     ) -> StepOutcome:
         """Return the outcome of steps from columns of their records; `xp` is numpy or jax.numpy.
-        `skips_overflow` is whether the loss scale skips overflows."""
+        If `skips_overflow`, a skipped step with a finite loss is an overflow, also one that the
+        loss scale has left to `on_nan` after too many of them."""
         applied = xp.isfinite(loss) & xp.isfinite(grad_norm)
         was_skipped = xp.asarray(skipped) > 0
         overflow = was_skipped & (xp.isfinite(loss) if skips_overflow else False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
@@ -142,12 +142,13 @@ def apply_update(
         arguments |= feature.list_optimizer_arguments(state, gradients, count, unscale)
     trained, frozen = split_params(state.params, config.frozen)
 
-    update_optimizer: UpdateOptimizer = partial(
-        _update_optimizer, config, state.opt_state, trained, arguments
-    )
+    def update_optimizer(values: Any) -> tuple[Any, Any]:
+        return config.optimizer.update(values, state.opt_state, trained, **arguments)
+
+    update: UpdateOptimizer = update_optimizer
     for feature in config.features:
-        update_optimizer = feature.change_optimizer(update_optimizer, state, gradients)
-    directions, opt_state = update_optimizer(gradients.values)
+        update = feature.change_optimizer(update, state, gradients)
+    directions, opt_state = update(gradients.values)
     updated = apply_directions(config, trained, directions, rates)
     after = replace(
         state,
@@ -161,12 +162,6 @@ def apply_update(
     for feature in config.features:
         after = feature.change_update(state, after, gradients, count)
     return after
-
-
-def _update_optimizer(
-    config: StepConfig, opt_state: Any, trained: Any, arguments: Mapping[str, Any], values: Any
-) -> tuple[Any, Any]:
-    return config.optimizer.update(values, opt_state, trained, **arguments)
 
 
 def apply_directions(config: StepConfig, params: Any, directions: Any, rates: Array | float) -> Any:

@@ -32,9 +32,9 @@ from pipeline.engine.callback_calls import (
 )
 from pipeline.engine.callbacks.callback import Callback, Evaluation, Monitor, RunControl, SinkReport
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, NoRollbacks, Rollbacks, Saves
+from pipeline.engine.hooks import Deadline, Hooks, NoRollbacks, Rollbacks, Saves
 from pipeline.engine.loop import Program, exhaust, train
-from pipeline.engine.schedule import RunSchedule
+from pipeline.engine.schedule import RunSchedule, Schedule
 from pipeline.training.component_specs import RateRule
 from pipeline.training.features.non_finite_steps import NonFiniteStepCounts
 from pipeline.training.parallel.ranks import Agree, decide_alone
@@ -169,6 +169,7 @@ class Runner:
         rollbacks: Rollbacks | None = None,
         undone: int | None = None,
         monitors: Sequence[Monitor] = (),
+        **changed: Any,
     ) -> History:
         """Run, from the newest checkpoint of the world where it is `resumed`."""
         schedule = RunSchedule(TOTAL, 6, sink)
@@ -198,6 +199,7 @@ class Runner:
             on_non_finite_step=composed.train.on_nan.name,
             signals=world.signals,
             agree=agree,
+            **changed,
         )
         program = Program(world, "loop", SCHEDULE)  # type: ignore[arg-type]
         events = schedule_events(composed, schedule)
@@ -400,7 +402,7 @@ def test_late_requests_are_refused_in_on_checkpoint(play: Runner) -> None:
         lambda run: run.save_at(24),
     )
     assert asked == [
-        "parameters can be set at the end of a sink or after an evaluation",
+        "parameters can be set at the start, after a sink or an evaluation",
         "step 24: the last step, 24, is done",
     ]
 
@@ -621,6 +623,28 @@ def test_scalars_have_the_step_of_their_boundary(play: Runner) -> None:
         (16, {"saved": 8.0}),
         (24, {"end": 24.0}),
     ]
+
+
+def test_scalars_of_a_pruned_run_are_written_at_its_end(play: Runner) -> None:
+    world = World()
+    acts: dict[tuple[str, int], Act] = {("on_end", 8): lambda run: run.log("end", 8)}
+    history = play(world, Actor(acts), prune=lambda verdict: "poor" if world.metrics else None)
+    assert (history.step, history.status) == (8, "pruned")
+    assert world.scalars == [(8, {"end": 8.0})]
+
+
+def test_total_follows_a_deadline(play: Runner) -> None:
+    class Shortened(Deadline):
+        def move_end(self, schedule: Schedule, step: int, dispatch_size: Any) -> Schedule:
+            return replace(schedule, run=replace(schedule.run, total=16))
+
+    world = World()
+    totals: list[int] = []
+    actor = Actor({("on_sink", 8): lambda run: totals.append(run.total)})
+    actor.acts["on_sink", 16] = lambda run: run.evaluate_at(17)
+    with pytest.raises(RunError, match="step 17: the last step, 16, is done"):
+        play(world, actor, deadline=Shortened())
+    assert totals == [16]
 
 
 def test_set_parameters_survive_an_interrupted_evaluation(play: Runner) -> None:

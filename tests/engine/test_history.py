@@ -67,6 +67,11 @@ def test_learning_rate_is_not_blamed_without_evidence(
     assert _recent(losses, [1.0] * len(losses), rate).explain(examined) == ""
 
 
+def test_loss_around_zero_has_not_exploded() -> None:
+    """As a negative log-likelihood may be."""
+    assert _recent([-300.0, 15.0, math.nan], [1.0] * 3).explain(Examination()) == ""
+
+
 def test_old_rise_is_not_the_cause() -> None:
     losses = [2.3, 1e6, *[1e6] * 40, math.nan]
     assert _recent(losses, [1.0] * len(losses)).explain(Examination()) == ""

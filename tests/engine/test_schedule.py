@@ -77,3 +77,15 @@ def test_events_do_not_depend_on_dispatch_size(
 def test_schedule_has_dumps_only_at_its_steps() -> None:
     schedule = Schedule(RunSchedule(20, 6, 8), at={Event.DUMP: (3,)})
     assert schedule.next_segment(0, 20, {}) == Segment(0, 3, frozenset({Event.DUMP}))
+
+
+def test_requested_steps_are_besides_those_of_the_schedule() -> None:
+    schedule = Schedule(RunSchedule(20, 6, 20), at={Event.EVALUATE: (3, 5)})
+    asked = {Event.EVALUATE: (4,), Event.CHECKPOINT: (5,)}
+    segments = [schedule.next_segment(step, 20, asked) for step in (0, 3, 4, 5)]
+    assert [(segment.stop, segment.events) for segment in segments] == [
+        (3, {Event.EVALUATE}),
+        (4, {Event.EVALUATE}),
+        (5, {Event.EVALUATE, Event.CHECKPOINT}),
+        (20, {Event.SINK_END}),
+    ]

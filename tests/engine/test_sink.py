@@ -25,6 +25,8 @@ from pipeline.backends.ascend import price
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.batches import open_source
 from pipeline.engine.sink import sink
+from pipeline.engine.sink_folder import SinkIdentity, SinkRecord, read_record, write_record
+from pipeline.models.lowerings.tune.tuner import LoweringChoice
 from pipeline.training.parallel.state_sharing import DevicePlacement
 from tests.backends.loading.small_loader import wait_until
 from tests.engine.steps import BATCH, STEPS, batches, make_data, make_state, step
@@ -221,6 +223,21 @@ def test_finished_run_yields_infinite_metrics(tmp_path: Path) -> None:
     for _ in range(2):
         metrics, _, _ = train(**options)
         np.testing.assert_equal({k: v[-1:].tolist() for k, v in metrics.items()}, expected)
+
+
+@pytest.mark.slow
+def test_finished_run_yields_the_metrics_of_its_last_finite_step(tmp_path: Path) -> None:
+    """The log has a line of the non-finite step too. The metrics' lines are long."""
+
+    def diverge(state: Any, batch: Any) -> Any:
+        count = state["count"]
+        loss = jnp.where(count == 4, jnp.inf, count * 1.0)
+        return {**state, "count": count + 1}, {"loss": loss, "m" * 5000: count, "neg": -loss}
+
+    with pytest.raises(RunError, match="step 5 of 60: loss is inf"):
+        train(step=diverge, save=tmp_path)
+    metrics, _, _ = train(step=diverge, save=tmp_path, steps=4)
+    assert {k[0]: v.tolist() for k, v in metrics.items()} == {"l": [3.0], "m": [3.0], "n": [-3.0]}
 
 
 @pytest.mark.medium
@@ -604,6 +621,18 @@ def test_batches_of_another_shape_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=text):
         train(short(), batch_size=None, save=tmp_path)
     assert (tmp_path / "checkpoints" / "9").is_dir()
+
+
+@pytest.mark.parametrize("damage", [{"size": -5}, {"size": 0}, {"size": "7"}, {"state": 5}])
+def test_damaged_record_is_reported(tmp_path: Path, damage: dict[str, Any]) -> None:
+    """A size below 1 would never reach the end."""
+    identity = SinkIdentity("digest", {"w": "float32[4]"}, {}, {"seed": 0}, "0.9")
+    write_record(tmp_path, SinkRecord(identity, LoweringChoice(), 7))
+    assert read_record(tmp_path) == SinkRecord(identity, LoweringChoice(), 7)
+    file = tmp_path / "sink.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    with pytest.raises(DataError, match=r"sink\.json: can't be read: ValueError: isn't a record"):
+        read_record(tmp_path)
 
 
 @pytest.mark.slow

@@ -41,6 +41,12 @@ def test_text_file_has_one_rate_per_line(suffix: str, tmp_path: Path) -> None:
     assert TableSchedule(file=file).read().rates.tolist() == [0.5, 0.001, 0.0]
 
 
+def test_text_may_begin_with_the_mark_of_an_editor(tmp_path: Path) -> None:
+    file = tmp_path / "rates.csv"
+    file.write_text("0.5\n0.25\n", encoding="utf-8-sig")
+    assert TableSchedule(file=file).table(1.0, 2, 1).tolist() == [0.5, 0.25]
+
+
 @pytest.mark.medium
 @given(
     rates=arrays.arrays(

@@ -293,7 +293,7 @@ def test_cooldown_longer_than_the_rest_begins_after_warmup():
     np.testing.assert_allclose(table[8:], [LR, LR / 2], rtol=FLOAT32)
 
 
-def make_one_cycle(shape, steps):
+def make_one_cycle(shape, steps, rise_share=0.3):
     """PyTorch's OneCycleLR, phase by phase."""
 
     def between(start, end, share):
@@ -301,7 +301,7 @@ def make_one_cycle(shape, steps):
             return start + (end - start) * share
         return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
 
-    peak, last = 0.3 * steps - 1, steps - 1
+    peak, last = rise_share * steps - 1, steps - 1
     for step in range(steps):
         if step <= peak:
             yield LR * between(0.04, 1.0, step / peak)
@@ -314,6 +314,14 @@ def make_one_cycle(shape, steps):
 def test_one_cycle_rises_and_falls_as_in_pytorch(shape, steps):
     table = OneCycle(shape=shape).table(LR, steps, STEPS_PER_EPOCH)
     np.testing.assert_allclose(table, [*make_one_cycle(shape, steps)], rtol=FLOAT32, atol=1e-12)
+
+
+@pytest.mark.parametrize(("steps", "share"), [(10, 0.95), (1, 0.3), (1, 0.0)])
+def test_one_cycle_ends_at_its_end_factor_after_a_short_fall(steps, share):
+    table = OneCycle(rise_share=share).table(LR, steps, STEPS_PER_EPOCH)
+    expected = [*make_one_cycle("cosine", steps, share)]
+    assert expected[-1] == pytest.approx(4e-6 * LR)
+    np.testing.assert_allclose(table, expected, rtol=FLOAT32, atol=1e-12)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -333,3 +341,20 @@ def test_restarts_require_exactly_one_period(steps, epochs):
 def test_cosine_log_golden_waves_are_those_of_realmlp() -> None:
     golden = np.load(Path(__file__).parents[1] / "golden" / "table_network.npz")["coslog4"]
     np.testing.assert_allclose(CosineLog(waves=4).table(2.0, 100, 10), 2 * golden, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [{"warmup_steps": 2**31 - 1}, {"warmup_epochs": 1e30}])
+def test_table_of_a_warmup_beyond_the_run_has_the_size_of_the_run(length):
+    table = ConstantSchedule(**{**NO_WARMUP, **length}).table(LR, 2, STEPS_PER_EPOCH)
+    warmup = length.get("warmup_steps") or 1e30 * STEPS_PER_EPOCH
+    np.testing.assert_allclose(table, [LR / warmup, 2 * LR / warmup], rtol=FLOAT32)
+
+
+def test_decay_of_any_number_of_epochs_is_computed():
+    spec = Exponential(decay_steps=0, decay_epochs=1e30, staircase=True)
+    np.testing.assert_array_equal(spec.table(LR, 3, STEPS_PER_EPOCH), np.float32([LR] * 3))
+
+
+def test_more_waves_than_updates_can_show_are_refused():
+    with pytest.raises(ValidationError, match="less than or equal to 64"):
+        CosineLog(waves=2000)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +24,11 @@ from pipeline.training.features.loss_scales import (
     ScaledLoss,
     get_loss_scale_state,
 )
+from pipeline.training.forward_pass import ForwardPass
 from pipeline.training.losses import CrossEntropy, TrainingObjective
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.first_order import ClipSpec, Momentum
-from pipeline.training.state import TrainState
+from pipeline.training.state import MappedBatch, TrainState
 from pipeline.training.step import TrainStep, get_loss_scale, make_train_step
 from pipeline.training.step_config import StepConfig
 from pipeline.training.step_feature import StepFeature
@@ -430,3 +431,61 @@ def test_chunks_have_each_sample_once(samples: int) -> None:
     np.testing.assert_array_equal(np.concatenate(read), rows)
     for batch, _ in chunks:
         np.testing.assert_array_equal(batch.columns["image"], split.columns["image"][batch.sample])
+
+
+class Watcher(StepFeature):
+    """Notes the samples with a label, and the parameters that its gradients could depend on."""
+
+    name = "watcher"
+
+    def __init__(self) -> None:
+        self.valid: Any = None
+        self.params: Any = None
+
+    def read_samples(self, outputs: Any, batch: Any, valid: Any) -> Any:
+        self.valid = valid
+        return None
+
+    def change_gradients(self, state: TrainState, gradients: Any) -> Any:
+        self.params = state.params
+        return gradients.values
+
+
+def test_samples_with_a_label_at_any_position_are_read() -> None:
+    watcher = Watcher()
+    config = make_config(ignore_index=-1, loss=lambda logits, labels, where: where.sum(1) * 1.0)
+    config = replace(config, features=(*config.features, watcher))
+    labels = np.array([[-1, -1], [-1, 2], [1, -1], [0, 0]])
+    inputs = np.zeros((4, *SHAPE), np.float32)
+    batch = MappedBatch(inputs, labels, np.array([1, 1, 1, 0], bool), jax.random.key(0))
+    state = start(plain())
+    ForwardPass(config, state, {}, batch, 4, 1.0)(state.params)
+    assert watcher.valid.tolist() == [False, True, True, False]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A sharing of the state that gathers `whole`."""
+
+    state: TrainState
+    whole: TrainState
+    gathered: list[str]
+
+    def gather_weights(self, parts: TrainState, features: list[str]) -> TrainState:
+        self.gathered.extend(features)
+        return self.whole
+
+    def update(self, function: Any, state: TrainState, gradients: Any) -> TrainState:
+        return function(state, gradients)
+
+
+def test_gradients_are_changed_by_whole_parameters() -> None:
+    watcher = Watcher()
+    config = make_config()
+    state = start(plain())
+    whole = replace(state, params=jax.tree.map(np.asarray, state.params))
+    sharing: Any = Sharing(state, whole, [])
+    config = replace(config, features=(*config.features, watcher), sharing=sharing)
+    make_train_step(config).step(state, make_batch(), RATES)
+    assert watcher.params is whole.params
+    assert sharing.gathered == ["loss_scale", "watcher"]

@@ -142,7 +142,7 @@ class RunControl(Protocol):
 
     run_dir: Path
     total: int
-    """Steps of the whole run."""
+    """Steps of the whole run, which a deadline may change."""
     steps_per_epoch: int
     resumed: bool
     """Whether this process continues from a checkpoint."""
@@ -151,7 +151,7 @@ class RunControl(Protocol):
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update."""
+        """Learning rate of the next update, with the changes that were requested so far."""
 
     def stop(self, reason: str) -> None:
         """End training at the next boundary, with the status "done"."""

@@ -117,8 +117,8 @@ SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
 """Largest length of a line; an evaluation has numbers for every class."""
-LONGEST_STEP_BYTES = 4096
-"""Largest length of a line of metrics.jsonl."""
+END_BYTES = 4096
+"""Bytes at the end of a log that are read first for its last line."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
 MAX_RANGES = 20
@@ -185,16 +185,21 @@ def finite_number(value: Any) -> float | None:
     return number if abs(number) <= sys.float_info.max else None
 
 
-def read_last_line(log: Path) -> LogLine | None:
-    """Return the last complete line of metrics.jsonl; None without such a line. Raises DataError if
-    the file can't be read or the line isn't valid."""
+def read_last_line(log: Path, last: int = MAX_STEP) -> LogLine | None:
+    """Return the last complete line of metrics.jsonl whose step is at most `last`; None without
+    one. Raises DataError if the file can't be read or a line isn't valid."""
     if not log.exists():
         return None
     with _open_log(log) as file:
-        size_bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size_bytes - LONGEST_STEP_BYTES))
-        lines = file.read(LONGEST_STEP_BYTES).split(b"\n")[:-1]
-    return parse_line(lines[-1], f"{log}, last line") if lines else None
+        size_bytes = start = file.seek(0, os.SEEK_END)
+        while start and size_bytes - start < LONGEST_BYTES:
+            start = max(0, min(start - END_BYTES, 2 * start - size_bytes))
+            file.seek(start)
+            lines = file.read().split(b"\n")[:-1]
+            for text in reversed(lines[1:] if start else lines):  # The first may be a part of one.
+                if (line := parse_line(text, f"{log}, last line")).step <= last:
+                    return line
+    return None
 
 
 def last_step(log: Path) -> int | None:

@@ -90,7 +90,7 @@ class SpeedMeter:
 class StepMonitor(Monitor):
     """Prints a line at the end of a sink, or of a step without sinks: step, epoch, loss and speed.
 
-    There is at most one line in `every_steps`, and one at the end of the run; 0: none.
+    Only sinks with a multiple of `every_steps`, and the run's last one, have a line; 0: none.
     """
 
     reporter: Reporter
@@ -106,8 +106,7 @@ class StepMonitor(Monitor):
         if not is_due and not (self.every_steps and report.step == total):
             return
         steps_per_epoch = self.run_schedule.steps_per_epoch
-        # As a float32, which has fewer digits than a Python float.
-        loss = str(np.float32(report.loss))
+        loss = str(np.float32(report.loss))  # It has fewer digits than a Python float.
         self.reporter.print_progress(
             "train",
             f"step {report.step:,}/{total:,}, epoch {report.step / steps_per_epoch:,.2f}/"
@@ -124,7 +123,7 @@ class StepMonitor(Monitor):
 class LossMonitor(Monitor):
     """Prints MindSpore's line at the end of a sink: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    The epoch is the number of the sink. There is at most one line in `every_steps`; 0: none.
+    The epoch is the sink's number. Sinks with a multiple of `every_steps` have a line; 0: none.
     """
 
     reporter: Reporter
@@ -134,12 +133,10 @@ class LossMonitor(Monitor):
     def on_sink(self, report: SinkReport) -> None:
         start = report.step - report.steps
         if self.every_steps and report.step // self.every_steps > start // self.every_steps:
-            position = self.run_schedule.place(report.step)
-            # As a float32, which has fewer digits than a Python float.
-            loss = str(np.float32(report.loss))
-            self.reporter.print_lines(
-                f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}"
-            )
+            place = self.run_schedule.place(report.step)
+            loss = str(np.float32(report.loss))  # It has fewer digits than a Python float.
+            text = f"epoch: {place.sink} step: {place.sink_step}, loss is {loss}"
+            self.reporter.print_lines(text)
 
 
 @dataclass
@@ -224,7 +221,7 @@ class LockMonitor(Monitor):
 
 @dataclass
 class NonFiniteStepMonitor(Monitor):
-    """Warns of skipped updates at the end of a sink, and of every rollback.
+    """Warns of skipped updates at the end of a sink or of the process, and of every rollback.
 
     Overflows that the loss scale skips (`skips_overflow`) are normal and aren't reported.
     """
@@ -239,6 +236,10 @@ class NonFiniteStepMonitor(Monitor):
         self.skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Warn of the steps since the last warning."""
         if self.skipped:
             numbers = join_first(list(map(str, self.skipped)), MAX_NAMED_STEPS)
             noun = "step" if len(self.skipped) == 1 else "steps"
@@ -279,11 +280,8 @@ class FunctionalMonitor(Monitor):
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Print the accuracy and the loss, if the evaluation has them."""
         scalars = evaluation.scalars()
-        texts = []
-        if "accuracy" in scalars:
-            texts.append(f"Accuracy: {100 * scalars['accuracy']:>0.1f}%")
-        if "loss" in scalars:
-            texts.append(f"Avg loss: {scalars['loss']:>8f}")
+        texts = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
+        texts += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []
         self.print_lines(f"Test:\n{', '.join(texts)}")
 
 
@@ -322,9 +320,7 @@ def describe_never_predicted(evaluation: Evaluation) -> str | None:
         for name, count, num_predicted in zip(names, actual, predicted, strict=True)
         if count and not num_predicted
     ]
-    if not missed:
-        return None
-    return f"never predicted: {join_first(missed, MOST_NAMED)}"
+    return f"never predicted: {join_first(missed, MOST_NAMED)}" if missed else None
 
 
 def _list_classes(evaluation: Evaluation) -> Sequence[str]:

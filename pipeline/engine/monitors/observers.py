@@ -61,7 +61,7 @@ class ObserverSettings:
     lines: Lines
     """Style of the lines: this package's, or of MindSpore's callbacks or functional loop."""
     loss_every: int
-    """Least number of steps between two lines with a loss; 0: no such lines."""
+    """Sinks with a multiple of this number of steps have a line with a loss; 0: no such lines."""
     skips_overflow: bool
     """Whether the loss scale skips overflows. They aren't reported then."""
     board: Mapping[str, Any] | None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.engine.monitors.log_lines import last_step, read_lines
+from pipeline.engine.monitors.log_lines import last_step, read_last_line, read_lines
 
 NO_STEP = (
     "nothing",
@@ -86,6 +86,18 @@ def test_last_step_is_read_from_the_last_complete_line(tmp_path: Path) -> None:
         assert last_step(log) == step
     log.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 2000)))
     assert last_step(log) == 1999
+
+
+@pytest.mark.parametrize("length", [1, 3000, 4096, 5000, 20_000])
+def test_last_line_up_to_a_step_may_have_any_length(tmp_path: Path, length: int) -> None:
+    log = tmp_path / "metrics.jsonl"
+    texts = [f'{{"step": {step}, "{"m" * length}": 1.0}}\n' for step in range(1, 8)]
+    log.write_text("".join(texts))
+    for last in range(1, 9):
+        line = read_last_line(log, last)
+        assert line is not None
+        assert line.text.decode() == texts[min(last, 7) - 1].rstrip()
+    assert read_last_line(log, 0) is None
 
 
 def test_invalid_last_line_is_reported(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def test_steps_without_an_update_are_reported_once_per_sink() -> None:
     ]
 
 
+def test_steps_after_the_last_sink_are_reported_at_the_end() -> None:
+    written = StringIO()
+    monitor = NonFiniteStepMonitor(
+        Reporter(None, Console(file=written, soft_wrap=True)), skips_overflow=False
+    )
+    monitor.on_steps(telemetry_of(10, np.array(ROWS)), 1.0)
+    monitor.close()
+    assert written.getvalue() == "warning    steps 12, 13: not finite, no update was made\n"
+
+
 def test_overflows_skipped_by_the_loss_scale_are_not_reported() -> None:
     assert warnings(skips_overflow=True) == ["warning    step 12: not finite, no update was made"]
 

@@ -86,12 +86,20 @@ class Distillation(StepFeature):
         import jax
         import jax.numpy as jnp
 
+        from pipeline.training.losses import make_label_mask
+        from pipeline.training.masks import masked_mean
+
         teacher_logits = jax.lax.stop_gradient(self._predict(forward))
         temperature = self.spec.temperature
         log_p = jax.nn.log_softmax(teacher_logits.astype(jnp.float32) / temperature)
         log_q = jax.nn.log_softmax(outputs.logits.astype(jnp.float32) / temperature)
         divergence = (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1)
-        divergence = divergence.reshape(len(divergence), -1).mean(axis=1)  # over positions
+        where = make_label_mask(forward.config, forward.batch.labels)
+        positions = tuple(range(1, divergence.ndim))
+        if where is None:
+            divergence = divergence.mean(axis=positions)
+        else:  # As in the loss, positions without a label don't count.
+            divergence = masked_mean(divergence, where, positions)
         weight = self.spec.weight
         losses = (1 - weight) * outputs.losses + weight * temperature**2 * divergence
         mask = forward.batch.mask

@@ -93,9 +93,13 @@ class GradientNoise(StepFeature):
     def sum_part(self, forward: ForwardPass, values: Any) -> Any:
         """Return the squared norms of a part's gradients by layer, the number 1, and the number of
         the part's samples."""
+        import jax
         import jax.numpy as jnp
 
         samples = forward.batch.mask.sum().astype(jnp.float32)
+        shards = forward.config.shards
+        if shards is not None and shards.factor != 1:  # The sum over shards is multiplied by it.
+            values = jax.tree.map(lambda g: g * shards.factor, values)
         return self._square(values), jnp.float32(1), samples
 
     def make_columns(

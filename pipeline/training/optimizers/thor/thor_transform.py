@@ -154,12 +154,15 @@ def make_blocks(features: int, split_dim: int) -> Blocks:
 def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
     """Return the blocks of the sums of a a' and d d' over the samples that the mask, bool (batch,),
     marks."""
-    inputs = to_nhwc(capture.inputs, capture.layout)
-    cotangents = to_nhwc(capture.cotangents, capture.layout)
-    inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
+
+    def select(array: Array) -> Array:
+        # Batch norm passes losses of valid samples on to padding, which so has cotangents too.
+        array = to_nhwc(array, capture.layout)
+        return jnp.where(mask.reshape(-1, *[1] * (array.ndim - 1)), array, 0)
+
     return Factors(
-        _sum_second_moment(inputs, capture.window, split_dim),
-        _sum_second_moment(cotangents, None, split_dim),
+        _sum_second_moment(select(capture.inputs), capture.window, split_dim),
+        _sum_second_moment(select(capture.cotangents), None, split_dim),
     )
 
 

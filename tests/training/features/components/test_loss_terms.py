@@ -5,6 +5,7 @@ The penalty on input gradients against finite differences.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,9 @@ import pytest
 
 from pipeline.core.registry import make_component
 from pipeline.training.features.components.loss_terms import Distillation, GradientPenalty
+from pipeline.training.forward_pass import Outputs
 from pipeline.training.losses import compute_losses
+from pipeline.training.state import MappedBatch
 from pipeline.training.step import map_batch
 from pipeline.training.step_feature import TrainedNetwork
 from tests.training.test_step import RATES, flat, make_batch, make_config, make_step, start
@@ -47,6 +50,28 @@ def test_loss_is_the_weighted_mean_of_both_losses() -> None:
     assert float(record.extras[0]) == pytest.approx(divergence, rel=1e-4)
     expected = 0.7 * float(plain.loss) + 0.3 * 4 * divergence
     assert float(record.loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_positions_without_a_label_have_no_divergence() -> None:
+    """Two positions, of which the first sample has a label at one, and the second at none."""
+    config = make_config(ignore_index=-1)
+    logits = jnp.arange(12, dtype=jnp.float32).reshape(2, 2, 3) % 5
+    labels = jnp.array([[1, -1], [-1, -1]])
+    teacher = TrainedNetwork(lambda variables, inputs: inputs, {})
+    spec = make_component("feature", "distill", teacher="run", weight=1.0, temperature=1.0)
+
+    def find_losses(teacher_logits: Any) -> Any:
+        batch = MappedBatch(teacher_logits, labels, jnp.ones(2, bool), jnp.zeros(2))
+        state = SimpleNamespace(features={"distill": {}})
+        forward: Any = SimpleNamespace(config=config, state=state, batch=batch)
+        outputs = Outputs(logits, jnp.zeros(2), {}, {})
+        return Distillation(spec, teacher).change_outputs(forward, {}, outputs).losses
+
+    others = jnp.zeros((2, 2, 3)).at[0, 0].set(jnp.array([1.0, 0.0, 2.0]))
+    log_p, log_q = log_softmax(others[0, 0]), log_softmax(logits[0, 0])
+    expected = [(np.exp(log_p) * (log_p - log_q)).sum(), 0.0]
+    np.testing.assert_allclose(find_losses(others), expected, rtol=1e-5)
+    np.testing.assert_array_equal(find_losses(others.at[0, 1].set(9.0)), find_losses(others))
 
 
 @pytest.mark.slow

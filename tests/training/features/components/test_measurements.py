@@ -5,6 +5,7 @@ Labels per second and utilisation from steps of a known time.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from pipeline.training.features.components.measurements import (
     measure_peak,
 )
 from pipeline.training.features.loss_scales import LossScaleState
+from pipeline.training.parallel.parallel_spec import Shards
 from pipeline.training.state import Gradients, TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.training.test_step import RATES, make_batch, make_config, make_step, start
@@ -57,6 +59,18 @@ def test_ratio_is_the_trace_of_the_covariance_by_the_squared_gradient() -> None:
         noise, signal = averages["dense"]
         np.testing.assert_allclose(noise / signal, expected, rtol=0.1)
         assert averages["all"] == averages["dense"]
+
+
+def test_parts_have_the_factor_of_added_gradients_of_devices() -> None:
+    """Without `mirror_mean` the sum over shards is multiplied by the number of devices."""
+    feature = GradientNoise(0.9, ("noise_scale/all", "noise_scale/dense"))
+    values = {"dense": {"kernel": jnp.array([1.0, 2.0])}}
+    batch = SimpleNamespace(mask=jnp.ones(4, bool))
+    squares = []
+    for shards in (None, Shards(2), Shards(2, factor=2)):
+        forward: Any = SimpleNamespace(batch=batch, config=SimpleNamespace(shards=shards))
+        squares.append(float(feature.sum_part(forward, values)[0]["all"]))
+    assert squares == [5.0, 5.0, 20.0]
 
 
 def test_rates_are_of_all_steps_of_a_dispatch() -> None:
