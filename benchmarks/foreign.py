@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
+from jax import Array, lax
 from torch import nn
 
 from benchmarks.foreign_networks import (
@@ -53,6 +54,7 @@ from benchmarks.foreign_networks import (
 )
 from benchmarks.imported_step import make_step
 from benchmarks.measure import add_save, heading, publish, table
+from pipeline.models.lowerings.problem import DEFAULT, ConvolutionProblem, Lowering, Problem
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
 
@@ -129,6 +131,17 @@ class Comparison:
         if self.losses <= 4 * self.torch_losses:
             return "as far as PyTorch's float32 from its float64"
         return CAUSES.get(f"{self.package}/{self.family}", "unknown")
+
+
+@dataclass(frozen=True)
+class ProductPolicy:
+    """Gradients by kernels of one group as a matrix product for each position of the kernel."""
+
+    def choose(self, problem: Problem) -> Lowering:
+        """Return the lowering for a problem."""
+        is_ungrouped = isinstance(problem, ConvolutionProblem) and problem.window.groups == 1
+        is_product = is_ungrouped and problem.role == "weight_grad"
+        return Lowering("per_tap_matmul") if is_product else DEFAULT
 
 
 @dataclass(frozen=True)
@@ -334,6 +347,7 @@ def compare_in_float64(
     jax.config.update("jax_enable_x64", True)
     # Operators name float32 for sums, which must be as wide as the rest.
     jnp.float32 = jnp.float64
+    lax.conv_general_dilated = multiply_positions  # type: ignore[assignment]
     package = next(package for package in COUNTS if package == known.package)
     network = make_network(package, known.family, seed)
     graph = export_module(network.module, network.shape, origin=network.family, dtype=network.dtype)
@@ -341,7 +355,9 @@ def compare_in_float64(
     batches = list(network.draw_batches(STEPS, BATCH))
     if network.dtype != "int64":
         batches = [(x.astype(np.float64), labels) for x, labels in batches]
-    losses, _ = train_jax(TorchNetwork(graph, "float64"), variables, batches, options)
+    losses, _ = train_jax(
+        TorchNetwork(graph, "float64", policy=ProductPolicy()), variables, batches, options
+    )
     random = np.random.default_rng(0)
     moved = [(_move(x, random), labels) for x, labels in batches]
     expected, of_moved = (
@@ -355,6 +371,44 @@ def compare_in_float64(
         wide_losses=_find_largest(losses, expected),
         moved_losses=_find_largest(of_moved, expected),
     )
+
+
+_convolve = lax.conv_general_dilated
+MAX_POSITIONS = 64
+"""Most positions of a kernel for which products are faster to compile than a convolution."""
+
+
+def multiply_positions(
+    images: Array, kernel: Array, strides: Sequence[int], pads: Any, **settings: Any
+) -> Array:
+    """Convolve NHWC by HWIO as a sum of a matrix product for each position of the kernel.
+
+    XLA:CPU convolves in float64 by scalar loops. Larger kernels, grouped ones and other axes are
+    left to it.
+    """
+    plain = settings.get("dimension_numbers") == ("NHWC", "HWIO", "NHWC")
+    is_small = kernel.ndim == 4 and kernel.shape[0] * kernel.shape[1] <= MAX_POSITIONS
+    if not (plain and is_small and settings.get("feature_group_count", 1) == 1):
+        return _convolve(images, kernel, strides, pads, **settings)
+    rows, columns = settings.get("lhs_dilation") or (1, 1)
+    (top, bottom), (left, right) = pads
+    spread = ((0, 0, 0), (top, bottom, rows - 1), (left, right, columns - 1), (0, 0, 0))
+    padded = lax.pad(images, jnp.zeros((), images.dtype), spread)
+    steps = settings.get("rhs_dilation") or (1, 1)
+    height, width = (
+        (size - (taps - 1) * step - 1) // stride + 1
+        for size, taps, step, stride in zip(
+            padded.shape[1:3], kernel.shape, steps, strides, strict=False
+        )
+    )
+    down, across = strides
+    total = jnp.zeros((), images.dtype)
+    for row, column in np.ndindex(*kernel.shape[:2]):
+        y, x = row * steps[0], column * steps[1]
+        pixels = padded[:, y : y + (height - 1) * down + 1 : down]
+        pixels = pixels[:, :, x : x + (width - 1) * across + 1 : across]
+        total = total + pixels @ kernel[row, column]
+    return total
 
 
 def _move(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
