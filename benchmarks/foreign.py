@@ -54,9 +54,10 @@ from benchmarks.foreign_networks import (
 )
 from benchmarks.imported_step import make_step
 from benchmarks.measure import add_save, heading, publish, table
-from pipeline.models.lowerings.problem import DEFAULT, ConvolutionProblem, Lowering, Problem
+from pipeline.models.lowerings.problem import LoweringPolicy, Pair
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
+from pipeline.models.torch_graph.operators import convolution_ops
 
 PACKAGES = ("jax", "jaxlib", "torch", "timm", "transformers")
 BOUND = 1e-5
@@ -131,17 +132,6 @@ class Comparison:
         if self.losses <= 4 * self.torch_losses:
             return "as far as PyTorch's float32 from its float64"
         return CAUSES.get(f"{self.package}/{self.family}", "unknown")
-
-
-@dataclass(frozen=True)
-class ProductPolicy:
-    """Gradients by kernels of one group as a matrix product for each position of the kernel."""
-
-    def choose(self, problem: Problem) -> Lowering:
-        """Return the lowering for a problem."""
-        is_ungrouped = isinstance(problem, ConvolutionProblem) and problem.window.groups == 1
-        is_product = is_ungrouped and problem.role == "weight_grad"
-        return Lowering("per_tap_matmul") if is_product else DEFAULT
 
 
 @dataclass(frozen=True)
@@ -347,7 +337,7 @@ def compare_in_float64(
     jax.config.update("jax_enable_x64", True)
     # Operators name float32 for sums, which must be as wide as the rest.
     jnp.float32 = jnp.float64
-    lax.conv_general_dilated = multiply_positions  # type: ignore[assignment]
+    convolution_ops.lowered_conv2d = convolve_by_products  # type: ignore[assignment]
     package = next(package for package in COUNTS if package == known.package)
     network = make_network(package, known.family, seed)
     graph = export_module(network.module, network.shape, origin=network.family, dtype=network.dtype)
@@ -355,9 +345,7 @@ def compare_in_float64(
     batches = list(network.draw_batches(STEPS, BATCH))
     if network.dtype != "int64":
         batches = [(x.astype(np.float64), labels) for x, labels in batches]
-    losses, _ = train_jax(
-        TorchNetwork(graph, "float64", policy=ProductPolicy()), variables, batches, options
-    )
+    losses, _ = train_jax(TorchNetwork(graph, "float64"), variables, batches, options)
     random = np.random.default_rng(0)
     moved = [(_move(x, random), labels) for x, labels in batches]
     expected, of_moved = (
@@ -373,42 +361,41 @@ def compare_in_float64(
     )
 
 
-_convolve = lax.conv_general_dilated
-MAX_POSITIONS = 64
-"""Most positions of a kernel for which products are faster to compile than a convolution."""
-
-
-def multiply_positions(
-    images: Array, kernel: Array, strides: Sequence[int], pads: Any, **settings: Any
+def convolve_by_products(
+    images: Array,
+    kernel: Array,
+    *,
+    strides: Pair,
+    padding: Sequence[Pair],
+    dilation: Pair,
+    groups: int,
+    policy: LoweringPolicy,
 ) -> Array:
-    """Convolve NHWC by HWIO as a sum of a matrix product for each position of the kernel.
-
-    XLA:CPU convolves in float64 by scalar loops. Larger kernels, grouped ones and other axes are
-    left to it.
-    """
-    plain = settings.get("dimension_numbers") == ("NHWC", "HWIO", "NHWC")
-    is_small = kernel.ndim == 4 and kernel.shape[0] * kernel.shape[1] <= MAX_POSITIONS
-    if not (plain and is_small and settings.get("feature_group_count", 1) == 1):
-        return _convolve(images, kernel, strides, pads, **settings)
-    rows, columns = settings.get("lhs_dilation") or (1, 1)
-    (top, bottom), (left, right) = pads
-    spread = ((0, 0, 0), (top, bottom, rows - 1), (left, right, columns - 1), (0, 0, 0))
-    padded = lax.pad(images, jnp.zeros((), images.dtype), spread)
-    steps = settings.get("rhs_dilation") or (1, 1)
-    height, width = (
-        (size - (taps - 1) * step - 1) // stride + 1
-        for size, taps, step, stride in zip(
-            padded.shape[1:3], kernel.shape, steps, strides, strict=False
-        )
-    )
-    down, across = strides
+    """Convolve NHWC by HWIO as a sum of a product for each position of the kernel, with the
+    gradients that jax derives. XLA:CPU convolves in float64 by scalar loops."""
+    del policy
+    (top, bottom), (left, right) = padding
+    pads = ((0, 0, 0), (top, bottom, 0), (left, right, 0), (0, 0, 0))
+    padded = lax.pad(images, jnp.zeros((), images.dtype), pads)
+    (down, across), (row_step, column_step) = strides, dilation
+    rows, columns, channels, features = kernel.shape
+    height = (padded.shape[1] - (rows - 1) * row_step - 1) // down + 1
+    width = (padded.shape[2] - (columns - 1) * column_step - 1) // across + 1
     total = jnp.zeros((), images.dtype)
-    for row, column in np.ndindex(*kernel.shape[:2]):
-        y, x = row * steps[0], column * steps[1]
+    for row, column in np.ndindex(rows, columns):
+        y, x = row * row_step, column * column_step
         pixels = padded[:, y : y + (height - 1) * down + 1 : down]
         pixels = pixels[:, :, x : x + (width - 1) * across + 1 : across]
-        total = total + pixels @ kernel[row, column]
-    return total
+        if groups == 1:
+            total = total + pixels @ kernel[row, column]
+            continue
+        by_group = pixels.reshape(*pixels.shape[:3], groups, channels)
+        factors = kernel[row, column].reshape(channels, groups, features // groups)
+        if channels == 1:
+            total = total + by_group * factors[0]
+        else:
+            total = total + jnp.einsum("bhwgc,cgf->bhwgf", by_group, factors)
+    return total.reshape(*total.shape[:3], features)
 
 
 def _move(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
