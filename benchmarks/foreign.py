@@ -69,11 +69,8 @@ MOVE = 1e-15
 """Standard deviation of the factors of moved samples, less 1: their last digits in float64."""
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA, which compile some networks in half of the time and make slower steps."""
-_DECIDES = "a ReLU or a maximum decides within rounding: benchmarks.foreign_gradients"
 CAUSES: Mapping[str, str] = {
-    "timm/hardcorenas": _DECIDES,
     "timm/hgnet": "tied maxima share their gradient, and PyTorch's first has it",
-    "timm/vgg": _DECIDES,
 }
 """Causes that `benchmarks.foreign_gradients` shows, of families drawn by seed 0."""
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]
