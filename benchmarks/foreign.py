@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
+from jax import Array, lax
 from torch import nn
 
 from benchmarks.foreign_networks import (
@@ -53,8 +54,10 @@ from benchmarks.foreign_networks import (
 )
 from benchmarks.imported_step import make_step
 from benchmarks.measure import add_save, heading, publish, table
+from pipeline.models.lowerings.problem import LoweringPolicy, Pair
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
+from pipeline.models.torch_graph.operators import convolution_ops
 
 PACKAGES = ("jax", "jaxlib", "torch", "timm", "transformers")
 BOUND = 1e-5
@@ -66,11 +69,8 @@ MOVE = 1e-15
 """Standard deviation of the factors of moved samples, less 1: their last digits in float64."""
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA, which compile some networks in half of the time and make slower steps."""
-_DECIDES = "a ReLU or a maximum decides within rounding: benchmarks.foreign_gradients"
 CAUSES: Mapping[str, str] = {
-    "timm/hardcorenas": _DECIDES,
     "timm/hgnet": "tied maxima share their gradient, and PyTorch's first has it",
-    "timm/vgg": _DECIDES,
 }
 """Causes that `benchmarks.foreign_gradients` shows, of families drawn by seed 0."""
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -334,6 +334,7 @@ def compare_in_float64(
     jax.config.update("jax_enable_x64", True)
     # Operators name float32 for sums, which must be as wide as the rest.
     jnp.float32 = jnp.float64
+    convolution_ops.lowered_conv2d = convolve_by_products  # type: ignore[assignment]
     package = next(package for package in COUNTS if package == known.package)
     network = make_network(package, known.family, seed)
     graph = export_module(network.module, network.shape, origin=network.family, dtype=network.dtype)
@@ -355,6 +356,43 @@ def compare_in_float64(
         wide_losses=_find_largest(losses, expected),
         moved_losses=_find_largest(of_moved, expected),
     )
+
+
+def convolve_by_products(
+    images: Array,
+    kernel: Array,
+    *,
+    strides: Pair,
+    padding: Sequence[Pair],
+    dilation: Pair,
+    groups: int,
+    policy: LoweringPolicy,
+) -> Array:
+    """Convolve NHWC by HWIO as a sum of a product for each position of the kernel, with the
+    gradients that jax derives. XLA:CPU convolves in float64 by scalar loops."""
+    del policy
+    (top, bottom), (left, right) = padding
+    pads = ((0, 0, 0), (top, bottom, 0), (left, right, 0), (0, 0, 0))
+    padded = lax.pad(images, jnp.zeros((), images.dtype), pads)
+    (down, across), (row_step, column_step) = strides, dilation
+    rows, columns, channels, features = kernel.shape
+    height = (padded.shape[1] - (rows - 1) * row_step - 1) // down + 1
+    width = (padded.shape[2] - (columns - 1) * column_step - 1) // across + 1
+    total = jnp.zeros((), images.dtype)
+    for row, column in np.ndindex(rows, columns):
+        y, x = row * row_step, column * column_step
+        pixels = padded[:, y : y + (height - 1) * down + 1 : down]
+        pixels = pixels[:, :, x : x + (width - 1) * across + 1 : across]
+        if groups == 1:
+            total = total + pixels @ kernel[row, column]
+            continue
+        by_group = pixels.reshape(*pixels.shape[:3], groups, channels)
+        factors = kernel[row, column].reshape(channels, groups, features // groups)
+        if channels == 1:
+            total = total + by_group * factors[0]
+        else:
+            total = total + jnp.einsum("bhwgc,cgf->bhwgf", by_group, factors)
+    return total.reshape(*total.shape[:3], features)
 
 
 def _move(x: np.ndarray, random: np.random.Generator) -> np.ndarray:

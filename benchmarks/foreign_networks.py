@@ -40,6 +40,8 @@ SHRINKS: tuple[Mapping[str, Any], ...] = (
     {},
 )
 """Arguments of timm's networks that make them small, of which each accepts some."""
+_NARROW: Mapping[str, Mapping[str, Any]] = {"mobilenetv5": {"channel_multiplier": 0.25}}
+"""Further arguments of families whose depth is fixed: 294 million parameters."""
 
 Kind = Literal["decoder", "text", "image", "sound"]
 KINDS: Mapping[Kind, tuple[str, str]] = {
@@ -213,14 +215,26 @@ def _list_variants() -> Mapping[str, Sequence[str]]:
 
 
 def _make_timm(family: str, seed: int) -> ForeignNetwork:
-    timm = import_foreign("timm")
+    import_foreign("timm")
     names = sorted(_list_variants()[family])
     small = [name for name in names if _SMALL.search(name)] or names
     random = np.random.default_rng([seed, *family.encode()])
-    name = str(random.choice(small))
+    drawn = str(random.choice(small))
+    # An encoder has no classes: then another variant of its family is compared.
+    for name in (drawn, *(name for name in small if name != drawn)):
+        network = _shrink_variant(family, name, seed)
+        if network is not None:
+            return network
+    raise ValueError(f"{', '.join(small)}: none computes images of {_SIDES[0]} to {_SIDES[-1]}")
+
+
+def _shrink_variant(family: str, name: str, seed: int) -> ForeignNetwork | None:
+    """Return a network of timm, made as small as it can be; None if it computes no images."""
+    timm = import_foreign("timm")
     torch.manual_seed(seed)
     for arguments in SHRINKS:
-        make = partial(timm.create_model, name, num_classes=CLASSES, **arguments)
+        further = {**_NARROW.get(family, {}), **arguments}
+        make = partial(timm.create_model, name, num_classes=CLASSES, **further)
         for side in _SIDES:
             module = _try_image_network(partial(make, img_size=side), side)
             module = module or _try_image_network(make, side)
@@ -228,7 +242,7 @@ def _make_timm(family: str, seed: int) -> ForeignNetwork:
                 return ForeignNetwork("timm", family, name, module, "image", (3, side, side))
             if not _can_make(make):
                 break
-    raise ValueError(f"{name} computes no images of {_SIDES[0]} to {_SIDES[-1]}")
+    return None
 
 
 def _can_make(make: Callable[[], nn.Module]) -> bool:

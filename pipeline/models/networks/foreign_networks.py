@@ -6,12 +6,14 @@ A module is in a plug-in. Any framework may have written an ONNX file.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import FilePath, Seq, component
+from pipeline.data.inputs import DOCUMENT, MASK, PADDING_MASK
 from pipeline.models.layers.model_spec import CLASSES, ModelSpec, replace_classes
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ class TorchModule(ModelSpec):
                 self.input_dtype,
                 self.batch,
                 self.output,
+                self._list_input_names(),
             )
         else:
             raise ValueError(
@@ -119,6 +122,15 @@ class TorchModule(ModelSpec):
                 "such as net.torch.json"
             )
         return TorchNetwork(source, dtype)
+
+    def _list_input_names(self) -> tuple[str, ...]:
+        """Return the network's names of `model.inputs` in their order; () without it."""
+        if self.inputs is None or isinstance(self.inputs, str):
+            return ()
+        names = tuple(self.inputs)
+        if isinstance(self.inputs, Mapping):
+            return names
+        return tuple(MASK if name in (PADDING_MASK, DOCUMENT) else name for name in names)
 
     def _list_class_counts(self) -> dict[str, str]:
         """Return the parameters of the constructor for the number of classes."""

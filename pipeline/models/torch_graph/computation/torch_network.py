@@ -4,7 +4,7 @@ PyTorch module that a plug-in defines."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from jax import Array
 
 from pipeline.core.plugins.loading import find_object
 from pipeline.data.columns import Split
-from pipeline.data.inputs import NetworkInputs
+from pipeline.data.inputs import MASK, NetworkInputs
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
@@ -78,6 +78,8 @@ class ImportedModule:
     """The only batch size that the module accepts, or None for any."""
     output: str | None = None
     """Name of the logits among several outputs, or None for `logits` or the only tensor."""
+    order: tuple[str, ...] = ()
+    """Names of several inputs in their order, as `model.inputs` has them; () for the dataset's."""
 
     def graph_for(self, *samples: SampleSpec) -> TorchGraph:
         """Make the module, and export it for samples.
@@ -90,7 +92,8 @@ class ImportedModule:
                 f"input_shape and input_dtype are of an only input, and the network reads {names}; "
                 "must be null"
             )
-        return _export(self, tuple(map(self._describe_tensor, samples)))
+        ordered = order_samples(samples, self.order)
+        return _export(self, tuple(map(self._describe_tensor, ordered)))
 
     def _describe_tensor(self, sample: SampleSpec) -> tuple[str, TensorSpec]:
         """Return an input's name, and its sample as the module reads it."""
@@ -100,6 +103,15 @@ class ImportedModule:
         first = (shape[-1], *shape[:-1]) if len(shape) == 3 else shape
         dtype = self.input_dtype or ("int64" if is_whole else "float32")
         return sample.name, TensorSpec(self.shape or first, dtype)
+
+
+def order_samples(samples: Iterable[SampleSpec], order: Sequence[str]) -> list[SampleSpec]:
+    """Return samples in an order of their names. Others come after them, a mask last.
+
+    jax sorts a dictionary by its keys, and a module may read its inputs by position.
+    """
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(samples, key=lambda x: (places.get(x.name, len(places)), x.name == MASK))
 
 
 GraphSource = TorchGraph | GraphFile | OnnxFile | ImportedModule

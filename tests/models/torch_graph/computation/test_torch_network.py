@@ -13,7 +13,11 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
 from pipeline.models.lowerings.problem import DEFAULTS, ConvolutionProblem, RecordingPolicy
-from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
+from pipeline.models.torch_graph.computation.torch_network import (
+    initial_variables_of,
+    order_samples,
+)
+from pipeline.models.torch_graph.graph import SampleSpec
 from pipeline.models.torch_graph.operator_table import (
     IMAGE_ORDERS,
     NHWC,
@@ -179,3 +183,20 @@ def test_dtype_rules_apply_to_graph_nodes() -> None:
     assert ("stem", "0") in listing.paths
     assert "f16[4,6,6,8] = conv_general_dilated" in text.replace("\n", "")
     assert "bf16[4,3]" in text
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ((), ["tokens", "mask"]),
+        (("tokens", "mask"), ["tokens", "mask"]),
+        (("mask", "tokens"), ["mask", "tokens"]),
+        (("tokens",), ["tokens", "mask"]),
+    ],
+)
+def test_several_inputs_are_in_the_order_of_the_recipe(
+    order: tuple[str, ...], expected: list[str]
+) -> None:
+    # As jax sorts a dictionary.
+    samples = [SampleSpec((4,), "bool", "mask"), SampleSpec((4,), "int32", "tokens")]
+    assert [sample.name for sample in order_samples(samples, order)] == expected
