@@ -34,6 +34,8 @@ WIDTHS = (1400, 390)
 """Widths of windows in CSS pixels: a screen and a telephone."""
 SCHEMES = ("light", "dark")
 HEIGHT = 900
+LEFT_OUT = ("*search_index*", "*workers/search*")
+"""Addresses that aren't loaded: a site's search reads the text of all its pages on each page."""
 SMALL = ("+recipe=breast_cancer_mlp", "train.epochs=2", "monitor.tensorboard=false")
 TRAINED = ("+recipe=lenet5_digits", "train.epochs=1", "monitor.tensorboard=false")
 PAGES: Mapping[str, tuple[str, ...]] = {
@@ -80,6 +82,8 @@ class Browser:
         self.call("Page.enable")
         # Pages of commands forbid scripts but their own.
         self.call("Page.setBypassCSP", enabled=True)
+        self.call("Network.enable")
+        self.call("Network.setBlockedURLs", urls=LEFT_OUT)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Call a method of the DevTools; return its result. Raises RuntimeError."""

@@ -61,7 +61,9 @@ def test_violation_and_wide_page_are_found(
     pages.mkdir()
     good, bad = pages / "good.html", pages / "with space.html"
     head = "<!doctype html><meta name=viewport content='width=device-width'>"
-    good.write_text(f"{head}<img alt='a picture'>")
+    # The index of a search isn't loaded: this one would add a picture without a text.
+    (pages / "search_index.js").write_text("document.body.append(new Image())")
+    good.write_text(f"{head}<img alt='a picture'><script src='search_index.js'></script>")
     assert main([str(pages), "--axe", str(axe)]) == 0
     assert capsys.readouterr().out == "1 pages: 0 violations\n"
     bad.write_text(f"{head}<img><div style='width: 900px'>wide</div>")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from pipeline.__main__ import main
 from tests.forked import run_forked
 from tests.golden import make_runs
 from tests.golden.make_runs import (
@@ -179,3 +180,37 @@ def test_run_of_a_newer_version_is_refused_and_its_weights_are_exported(folder: 
     assert ended.returncode == 0, ended.stderr
     assert "was written by recipe-pipeline 1.7.0" in ended.stderr
     assert (folder / "weights.safetensors").stat().st_size > 1000
+
+
+READERS = (
+    ["report", "sinks"], ["export", "sinks", "exported"], ["compare", "sinks", "sinks"],
+    ["summary", "sinks"], ["infer", "sinks", "series.csv"], ["step", "sinks", "9"],
+    ["dump", "sinks", "--step", "8"], ["fork", "sinks@6"], ["reproduce", "sinks"],
+    ["without", "3", "sinks"], ["receipt", "sinks"], ["attack", "sinks"], ["leakage", "sinks"],
+    ["fuzz", "sinks"],
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_commands_refuse_an_unknown_recipe_with_the_version_that_wrote_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = VERSIONS[-1]
+    run_dir = copy_run(version, "sinks", folder)
+    file = run_dir / "provenance.json"
+    file.write_text(file.read_text().replace(f'"{version}"', '"2.1.0"'))
+    recipe = run_dir / "recipe.yaml"
+    recipe.write_text(f"{recipe.read_text()}unknown_key: 3\n")
+    monkeypatch.chdir(folder)
+    before = set(folder.rglob("*"))
+    for words in READERS:
+        assert main(words) == 2, words
+        message = capsys.readouterr().err
+        assert message.splitlines() == [
+            "error: the recipe has 2 problems:",
+            "  sinks: was written by recipe-pipeline 2.1.0, another major version, and versions "
+            f"from 2.1.0 to below 3.0 can resume it; this is {project_version()}, which can still "
+            "export its weights: python -m pipeline convert weights sinks weights.safetensors",
+            "  unknown_key = 3: there is no such key",
+        ], words
+        assert set(folder.rglob("*")) == before, words

@@ -71,6 +71,8 @@ def profile_steps(arguments: Sequence[str]) -> CommandResult:
     run_dir, step_text = split_place(place)
     step = int(step_text)
     last = find_last_step(run_dir)
+    if last < LEAST_LEFT:
+        raise DataError(f"{run_dir}: has {last} steps; {LEAST_LEFT} after a step are traced")
     if last - step < LEAST_LEFT:
         rule = f"must be from 0 to {last - LEAST_LEFT}, {LEAST_LEFT} before the last step"
         raise DataError(f"{run_dir}: step {step}: {rule}, for steps that are traced")

@@ -28,6 +28,7 @@ from pipeline.core.files.tree_diff import Difference
 from pipeline.core.host.signals import find_stops
 from pipeline.engine.monitors.log_lines import METRICS, last_step
 from pipeline.stages.record import run_directory
+from pipeline.stages.record.continuity import explain_other_version
 from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, note_descendant
 from pipeline.stages.record.run_record import (
     Comparison,
@@ -57,7 +58,7 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
     if resume := [override for override in overrides if get_key(override) == RESUME]:
         raise UsageError(resume, "goes on with a run, but reproduce makes a new one; leave it out")
     original = read_record(run_dir)
-    name = check_tree(dict(original.recipe)).name
+    name = _read_name(original)
     steps = last_step(original.run_dir / METRICS)
     if steps is None:
         raise DataError(f"{original.run_dir / METRICS}: has no step to compare with")
@@ -80,6 +81,16 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
         return CommandResult({"run": None}, status)
     note_descendant(original.run_dir, "reproduced", repeated_dir)
     return compare_and_report(original, read_record(repeated_dir))
+
+
+def _read_name(record: RunRecord) -> str:
+    """Return the name of a run's recipe. Raises RecipeError, with another version that wrote it."""
+    try:
+        return check_tree(dict(record.recipe)).name
+    except RecipeError as error:
+        if problem := explain_other_version(record.run_dir):
+            raise RecipeError([problem, *error.problems]) from error
+        raise
 
 
 def _copy_lowerings(source: Path, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from tests.conftest import MLP, TINY
+from tests.golden.make_runs import RUNS
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -282,3 +284,14 @@ def test_trace_without_operations_is_refused(
 def test_device_without_tracing_is_refused(tiny: Compose) -> None:
     with pytest.raises(run_profile.RecipeError, match="metal can't be traced"):
         run_profile.require_profilable(tiny(), "metal")
+
+
+@pytest.mark.medium
+def test_run_with_too_few_steps_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(RUNS / "1.0.0rc1" / "sinks", run_dir)
+    assert main(["profile", f"{run_dir}@6"]) == 2
+    message = f"error: {run_dir}: has 12 steps; 60 after a step are traced\n"
+    assert capsys.readouterr().err == message
