@@ -159,8 +159,8 @@ class TableEstimator:
         keys = [[f"dataset.folds.index={fold}"] for fold in range(self.folds)] or [[]]
         trained = count - math.ceil(count * (1 / self.folds if self.folds else self.split))
         trainers = [
-            self._make_trainer([*words, *shared, *own, *self.overrides], folder / name, trained)
-            for name, own in zip(names, keys, strict=True)
+            self._make_trainer([*words, *shared, *key, *self.overrides], folder / name, trained)
+            for name, key in zip(names, keys, strict=True)
         ]
         self.summary_ = [trainer.fit() for trainer in trainers][-1]
         self.run_dir_ = folder if self.folds else trainers[0].run_dir

@@ -241,12 +241,12 @@ def _register_custom_components(overrides: Sequence[str]) -> None:
     Raises RecipeError if an override chooses a shipped option with the name of such a component.
     """
     for group, path in SECTIONS.items():
-        chosen = (value_of(overrides, group) or "").split(",")
+        options = (value_of(overrides, group) or "").split(",")
         for name, component in list_other_components(group).items():
             if not (CONF / group / f"{name}.yaml").is_file():
                 node = make_option(group, component)
                 store_option(group=group, name=name, package=".".join(path), node=node)
-            elif name in chosen and name not in find_options(group, name):
+            elif name in options and name not in find_options(group, name):
                 rule = f"is a shipped {group} and a custom one; rename the custom one"
                 raise RecipeError([f"{group} = {name}: {rule}"])
 

@@ -61,7 +61,7 @@ def _refuse_several_sizes(raw: RawData) -> None:
                     f"dataset: labels have several sizes and {samples} have one; each position "
                     "needs a label"
                 )
-            shapes = [each.columns[name].shape[1:] for each in splits]
+            shapes = [split.columns[name].shape[1:] for split in splits]
             sizes = np.max(shapes, axis=0)[: column.sizes.shape[1]]
             raise RecipeError(
                 f"dataset.buckets = null: the {samples} have several sizes; give sizes to pad them "

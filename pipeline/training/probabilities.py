@@ -58,7 +58,7 @@ def _trace_equation(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
     if (called := find_called_jaxpr(equation)) is not None:
         return _trace(called, operands)
     axes = [tuple(range(getattr(var.aval, "ndim", 0))) for var in equation.outvars]
-    return [_Result(name, tuple(operands), equation.params, each) for each in axes]
+    return [_Result(name, tuple(operands), equation.params, kept_axes) for kept_axes in axes]
 
 
 def _move_axes(result: _Result, equation: Any) -> _Result:
