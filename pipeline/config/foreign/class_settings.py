@@ -130,11 +130,11 @@ def adopt_classes(
         if section not in keys:
             hint = "; `convert model` writes a network of PyTorch" if section == "model" else ""
             rows.append(KeyRow(section, {section: choice}, f"stands in: choose {section}={hint}"))
-    shown = {
+    public = {
         name: HIDDEN if isinstance(value, str) and value and SECRET.search(name) else value
         for name, value in settings.items()
     }
-    return Adoption(origin, shown, tuple(rows))
+    return Adoption(origin, public, tuple(rows))
 
 
 def _drop_repeated_keys(rows: Iterable[KeyRow]) -> Iterator[KeyRow]:

@@ -63,8 +63,8 @@ class KerasScript:
         calls = self.script.find_calls(["load_data"])
         aliases = _list_aliases(self.script)
         for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
-            first, _, others = ast.unparse(call.func).partition(".")
-            parts = f"{aliases.get(first, first)}.{others}".strip(".").split(".")
+            first, _, path = ast.unparse(call.func).partition(".")
+            parts = f"{aliases.get(first, first)}.{path}".strip(".").split(".")
             is_keras = {"keras", "tf_keras"}.intersection(parts[:-3])
             # With arguments, as in cifar100's label_mode="coarse", it may be other data.
             if not is_keras or parts[-3] != "datasets" or call.args or call.keywords:
@@ -190,8 +190,8 @@ def _add_named_classes(keras: KerasScript) -> None:
     for name in NAMED:
         default = "rmsprop" if is_compiled and name == "compile.optimizer" else None
         value = keras.settings.get(name, default)
-        known = {item.setting for item in keras.classes}
-        if isinstance(value, str) and name not in known:
+        named = {item.setting for item in keras.classes}
+        if isinstance(value, str) and name not in named:
             keras.classes.append(ClassSettings(name, f"{name}.", value, {}))
 
 
@@ -411,8 +411,8 @@ def _map_checkpoint(item: ClassSettings) -> Iterator[KeyRow]:
 def _map_repeated(settings: Mapping[str, Any], constants: Settings) -> Iterator[KeyRow]:
     """Yield the rows of arguments that an earlier call has set."""
     for name in settings:
-        stem, _, rest = name.partition(" of line ")
-        if rest:
+        stem, _, line = name.partition(" of line ")
+        if line:
             yield KeyRow(name, note=f"{stem} is used; a recipe has one")
 
 

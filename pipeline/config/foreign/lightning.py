@@ -301,9 +301,9 @@ def _map_checkpoint(item: ClassSettings) -> Iterator[KeyRow]:
     if not used and not item.arguments.get("train_time_interval"):
         yield KeyRow(f"{item.prefix}every_n_epochs", {"checkpoint.every_epochs": 1})
     if not item.arguments.get("monitor"):
-        every = next(iter(used.values()), "every_epochs")
+        period = next(iter(used.values()), "every_epochs")
         value = item.arguments[next(iter(used))] if used else 1
-        yield KeyRow(item.setting, {f"checkpoint.{every}": value})
+        yield KeyRow(item.setting, {f"checkpoint.{period}": value})
     top = item.arguments.get("save_top_k")
     if isinstance(top, int) and top > 0:
         note = "the newest, and the best"
