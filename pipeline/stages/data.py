@@ -383,7 +383,9 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         raise RecipeError(
             "dataset.train.balance = true: must be false unless each sample has one class"
         )
-    return BalancedOrder(**settings, labels=np.asarray(labels[:]))
+    settings["ignore_index"] = recipe.dataset.ignore_index
+    with prefixing_problems("dataset.train.balance = true: "):
+        return BalancedOrder(**settings, labels=np.asarray(labels[:]))
 
 
 def _make_interleaved_order(
