@@ -142,7 +142,7 @@ def compute_scores(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]
 
 
 def _divide_times(time: float, fastest: float) -> float:
-    """Return the ratio of a time to the fastest one, which may be 0; infinite for infinite times."""
+    """Return the ratio of a time to the fastest one, which may be 0; infinite for no time."""
     if not math.isfinite(time):
         return math.inf
     if time == fastest:
