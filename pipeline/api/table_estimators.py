@@ -354,6 +354,8 @@ def _convert(name: str, column: np.ndarray) -> np.ndarray:
     """Return a column as float64 if all its present values are numbers, else as texts and None."""
     if column.dtype.kind == "c":
         raise ValueError(f"{name}: Complex data not supported")
+    if column.dtype.kind in "mM":
+        raise TypeError(f"{name}: argument must be a string or a number, not {column.dtype}")
     if column.dtype.kind not in "biuf":
         values = [None if _is_missing(value) else value for value in column.tolist()]
         kinds = (str, int, float, bool, np.number)

@@ -277,10 +277,11 @@ class Mirror:
             try:
                 self._writer.synchronize()
                 self.failure = None
-            except (PipelineError, OSError) as error:
+            except Exception as error:  # of any library of a storage
+                reason = str(error) or type(error).__name__
                 if self.failure is None:
-                    self._warn(f"checkpoint.mirror: {error}; training goes on without it")
-                self.failure = str(error)
+                    self._warn(f"checkpoint.mirror: {reason}; training goes on without it")
+                self.failure = reason
             if is_last and not self._has_work:
                 return
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.commands.command import PROGRAM, CommandResult
 from pipeline.config.compose import compose_and_check
+from pipeline.config.overrides import quote_value
 from pipeline.core.errors import RunError, UsageError, printable
 from pipeline.core.files.name_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
@@ -48,12 +50,13 @@ def main(
         best = select_best(trials, key=lambda trial: trial.values[0])
         values = " ".join(to_overrides(best.params))
         summary.append(f"best so far: {metric} {best.values[0]:.6g} with {values}")
+    history = str(folder) if re.fullmatch(r"[\w/.-]+", str(folder)) else quote_value(str(folder))
     study = [
         "-m",
         *overrides,
         "hydra/sweeper=optuna",
         f"hydra.sweeper.metric={metric}",
-        f"hydra.sweeper.history={folder}",
+        f"hydra.sweeper.history={history}",
         f"hydra.sweeper.n_trials={count}",
     ]
     commands = [f"{PROGRAM} {shlex.join([*fixed, *to_overrides(values)])}" for values in proposed]

@@ -230,10 +230,7 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
         condition += f" and {parallel.mode}"
         yield f"monitor.collect_every = {collect_every}: must be null {condition}"
     if parallel.devices is not None and parallel.devices % processes:
-        yield (
-            f"parallel.devices = {parallel.devices}: must be a multiple of "
-            f"launch.processes = {processes}"
-        )
+        yield f"parallel.devices = {parallel.devices}: must be a multiple of {processes} processes"
 
 
 def check_target(recipe: Recipe) -> Iterator[str]:

@@ -157,11 +157,19 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     if recipe is None:
         recipe = DEFAULT_RECIPE
         overrides = [f"+recipe={recipe}", *overrides]
-    elif recipe.endswith(YAML):
-        file = expand_home(Path(recipe))
-        recipe = _name_option(file)
-        files[recipe] = file
-        overrides = [f"+recipe={recipe}" if get_key(arg) == "recipe" else arg for arg in overrides]
+    else:
+        # A sweep has several options, but a file's name may have a comma too.
+        options = [recipe] if expand_home(Path(recipe)).is_file() else recipe.split(",")
+        for position, option in enumerate(options):
+            if option.endswith(YAML):
+                file = expand_home(Path(option))
+                options[position] = _name_option(file, options)
+                files[options[position]] = file
+        if (named := ",".join(options)) != recipe:
+            recipe = named
+            overrides = [
+                f"+recipe={named}" if get_key(arg) == "recipe" else arg for arg in overrides
+            ]
     # Hydra needs the +, since conf/config.yaml has no default recipe.
     overrides = [f"+{item}" if item.startswith("recipe=") else item for item in overrides]
     groups = {get_key(override) for override in overrides if override[0] != "~"} & set(SECTIONS)
@@ -211,7 +219,7 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     `requested` is a name, or several names separated by commas, which return False. Only requested
     recipes and their bases are read, since reading all takes long; other recipes are registered
     without content, for messages. All are read if a requested recipe doesn't exist. Raises
-    RecipeError if the only requested recipe can't be read; other unreadable recipes are skipped.
+    RecipeError if a requested recipe can't be read; other unreadable recipes are skipped.
     """
     names = requested.split(",")
     queue = names if files.keys() >= set(names) else list(files)
@@ -220,7 +228,7 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
         try:
             is_complete[name], bases = _register_recipe(name, files[name], groups)
         except RecipeError:
-            if name == requested:
+            if name in names:
                 raise
             continue
         # The loop continues with the bases.
@@ -230,9 +238,11 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     return is_complete.get(requested, False)
 
 
-def _name_option(file: Path) -> str:
-    """Return the stem of a file, or another name if Hydra wouldn't read the stem as a text: 12."""
-    return file.stem if _TEXT.fullmatch(file.stem) else f"file-{crc32(os.fsencode(file)):08x}"
+def _name_option(file: Path, taken: Collection[str]) -> str:
+    """Return the stem of a file, or another name if the stem is `taken` by another option of a
+    sweep, or if Hydra wouldn't read it as a text: 12."""
+    is_name = _TEXT.fullmatch(file.stem) and file.stem not in taken
+    return file.stem if is_name else f"file-{crc32(os.fsencode(file)):08x}"
 
 
 def _register_custom_components(overrides: Sequence[str]) -> None:
@@ -267,7 +277,7 @@ def _register_component_files(override: str) -> str:
         if (CONF / group / f"{file.stem}.yaml").is_file():
             problem = f"{file.stem} is a shipped {group}; rename the file"
             raise RecipeError([f"{group} = {option}: {problem}"])
-        options[position] = _name_option(file)
+        options[position] = _name_option(file, options)
         _store_component(group, options[position], file)
     return f"{group}={','.join(options)}"
 

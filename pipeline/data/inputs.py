@@ -176,7 +176,8 @@ def resolve_inputs(
     inputs. Without either, the network reads the columns `default`. Raises ValueError for a column
     that isn't there or is named twice, and if `wanted` doesn't fit the declared names.
     """
-    columns = (wanted,) if isinstance(wanted, str) else tuple(wanted or declared or default)
+    chosen = (declared or default) if wanted is None else wanted
+    columns = (chosen,) if isinstance(chosen, str) else tuple(chosen)
     names: Mapping[str, str]
     if isinstance(wanted, Mapping):
         names = wanted

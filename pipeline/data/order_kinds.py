@@ -42,6 +42,13 @@ class BalancedOrder(SampleOrder):
 
     labels: np.ndarray = field(compare=False)
     """The class of each sample, int (samples,)."""
+    ignore_index: int | None = None
+    """Label of samples without a class, which aren't drawn; None: all have one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self._rows:
+            raise ValueError("no training sample has a class")
 
     def batches(self, first_step: int, count: int) -> Batches:
         return replace(super().batches(first_step, count), samples=self.samples)
@@ -80,7 +87,8 @@ class BalancedOrder(SampleOrder):
     @cached_property
     def _rows(self) -> list[np.ndarray]:
         """The samples of each class, without empty classes."""
-        return [np.flatnonzero(self.labels == class_id) for class_id in np.unique(self.labels)]
+        classes = np.setdiff1d(self.labels, [] if self.ignore_index is None else self.ignore_index)
+        return [np.flatnonzero(self.labels == class_id) for class_id in classes]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,9 +187,13 @@ class FirstSteps:
 def _shorten(recipe: Recipe, steps: int) -> Recipe:
     """Return a recipe that only trains, for `steps` steps of its whole length."""
     train = recipe.train.model_copy(update={"end_step": steps, "resume": None})
+    # A rollback needs checkpoints, which are written to the run directory alone.
+    left_out = ("eval",) if recipe.train.on_nan.name == "rollback" else ("checkpoint", "eval")
+    local = {"directory": None, "mirror": None}
     update: dict[str, Any] = {
         "train": train,
-        "stages": tuple(stage for stage in recipe.stages if stage not in ("checkpoint", "eval")),
+        "stages": tuple(stage for stage in recipe.stages if stage not in left_out),
+        "checkpoint": recipe.checkpoint.model_copy(update=local),
         "monitor": recipe.monitor.model_copy(update={"tensorboard": False}),
     }
     if not recipe.train.callbacks and recipe.monitor.early_stop.metric is None:

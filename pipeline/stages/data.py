@@ -160,6 +160,9 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
     targets = replace_targets(spec.eval.ops, raw.targets)
+    if targets.naive_errors is not None:
+        errors = targets.naive_errors[eval_split.list_rows()]
+        targets = replace(targets, naive_mae=float(errors.mean()) or None)
     raw = replace(raw, targets=replace(targets, task=recipe.train.loss.choose_task(targets.task)))
     raw, loss_line = _describe_targets(recipe, raw)
     counts_classes = recipe.train.loss.needs_class_counts
@@ -231,6 +234,11 @@ def _map_splits(
     for array, other in zip(inputs.arrays, eval_inputs.arrays, strict=True):
         if (array.spec.shape, array.spec.layout) != (other.spec.shape, other.spec.layout):
             raise RecipeError(describe_unequal_shapes(array.column, array.spec, other.spec))
+        for split in (raw.train, raw.eval):
+            column: Any = split.columns.get(array.column)
+            is_read = type(column) is np.ndarray and column.dtype == array.spec.dtype
+            if is_read and array.dtype == "int32" and (column.astype(np.int32) != column).any():
+                raise RecipeError(f"dataset: {array.column} has numbers that int32 can't hold")
     labels = train_specs["label"], eval_specs["label"]
     return _MappedSplits(train_ops, eval_ops, inputs, *labels, drawn_specs)
 
@@ -261,7 +269,8 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
     if not isinstance(samples, int) or samples >= len(split):
         return split
     rows = np.arange(samples) * len(split) // samples
-    return Split({name: column[rows] for name, column in split.columns.items()})
+    columns = {name: column[rows] for name, column in split.columns.items()}
+    return Split(columns, original_rows=split.list_rows()[rows])
 
 
 def read_batch(
@@ -383,7 +392,9 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         raise RecipeError(
             "dataset.train.balance = true: must be false unless each sample has one class"
         )
-    return BalancedOrder(**settings, labels=np.asarray(labels[:]))
+    settings["ignore_index"] = recipe.dataset.ignore_index
+    with prefixing_problems("dataset.train.balance = true: "):
+        return BalancedOrder(**settings, labels=np.asarray(labels[:]))
 
 
 def _make_interleaved_order(
@@ -466,9 +477,7 @@ def _warn_of_untrained_classes(raw: RawData, ignore_index: int | None, reporter:
     )
     if not is_counted:
         return
-    trained, evaluated = (
-        _count_labels(column, len(raw.targets), ignore_index) for column in columns
-    )
+    trained, evaluated = (_count_labels(each, len(raw.targets), ignore_index) for each in columns)
     untrained = np.flatnonzero((evaluated > 0) & (trained == 0))
     if untrained.size:
         names = join_first([show_name(raw.classes[label]) for label in untrained], 3)

@@ -63,6 +63,8 @@ def test_columns_are_numbers_or_texts() -> None:
         (np.array([[1.0, np.inf]]), ValueError, "infinity"),
         (np.array([[1 + 2j]]), ValueError, "Complex data not supported"),
         (np.array([[{}]], object), TypeError, "argument must be a string or a number"),
+        (np.zeros((2, 1), "M8[ns]"), TypeError, r"a string or a number, not datetime64\[ns\]"),
+        (np.zeros((2, 1), "m8[us]"), TypeError, r"a string or a number, not timedelta64\[us\]"),
         (Frame({"target": [1]}), ValueError, "none may be target"),
     ],
 )
@@ -119,7 +121,7 @@ def test_regressor_predicts_in_the_units_of_the_labels(tmp_path: Path) -> None:
     model = TableRegressor(overrides=(*FAST, "train.epochs=40"), run_dir=tmp_path)
     assert model.fit(numbers, labels).score(numbers, labels) > 0.8
     assert abs(model.predict(numbers).mean() - 1000) < 15
-    with pytest.raises(RunError, match="holds a run already; name another directory"):
+    with pytest.raises(ValueError, match="holds a run already; must be another folder"):
         model.fit(numbers, labels)
 
 

@@ -425,6 +425,22 @@ def test_failed_store_is_reported_once_and_caught_up(
     assert list_steps(tmp_path) == [10, 20, 30]
 
 
+def test_unknown_error_of_a_store_is_a_failure(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library of a store may raise anything, which must not end the copies silently."""
+
+    def fail(self: Storage, file: Path, name: str) -> None:
+        raise KeyError
+
+    warnings: list[str] = []
+    monkeypatch.setattr(Storage, "upload", fail)
+    with mirror_of(tmp_path, run_dir, warnings) as mirror:
+        pass
+    assert mirror.failure == "KeyError"
+    assert warnings == ["checkpoint.mirror: KeyError; training goes on without it"]
+
+
 def test_replaced_process_stops_writing(tmp_path: Path, run_dir: Path) -> None:
     warnings: list[str] = []
     with mirror_of(tmp_path, run_dir, warnings) as first:

@@ -144,7 +144,7 @@ REFUSED = {
     "launch": (["launch=local"], "launch = local: needs parallel.mode=data; it is none"),
     "uneven": (
         [DATA, "launch=local", "launch.processes=3", "parallel.devices=4"],
-        "parallel.devices = 4: must be a multiple of launch.processes = 3",
+        "parallel.devices = 4: must be a multiple of 3 processes",
     ),
 }
 

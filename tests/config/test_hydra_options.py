@@ -10,7 +10,7 @@ import yaml
 from pipeline import load_recipe
 from pipeline.config import hydra_options
 from pipeline.config.compose import compose_and_check
-from pipeline.config.hydra_options import DEFAULT_COMPONENTS, resolve_recipe
+from pipeline.config.hydra_options import DEFAULT_COMPONENTS, find_stored_recipe, resolve_recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.paths import CONF
 from pipeline.core.registry import find_component
@@ -74,6 +74,25 @@ def test_recipe_file_may_be_in_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("defaults: [lenet5_digits]\nseed: 7\n")
     assert load_recipe("~/mine.yaml").seed == 7
+
+
+def test_sweep_has_recipe_files_of_equal_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file of a sweep is an option, also beside one of its name in another folder."""
+    monkeypatch.chdir(tmp_path)
+    files = ["mine.yaml", "other/mine.yaml", "b.yaml", "a,b.yaml"]
+    (tmp_path / "other").mkdir()
+    for seed, file in enumerate(files):
+        Path(file).write_text(f"defaults: [lenet5_digits]\nseed: {seed}\n")
+    (swept,) = resolve_recipe(["+recipe=mine.yaml,other/mine.yaml,b.yaml,lenet5_digits"])
+    names = swept.removeprefix("+recipe=").split(",")
+    assert (names[0], *names[2:]) == ("mine", "b", "lenet5_digits")
+    seeds = [find_stored_recipe(name)["seed"] for name in names[:3]]
+    assert seeds == [0, 1, 2]
+    assert load_recipe("a,b.yaml").seed == 3
+    with pytest.raises(RecipeError, match=r"recipe = none\.yaml: there is no such file"):
+        resolve_recipe(["+recipe=mine.yaml,none.yaml"])
 
 
 def test_missing_base_of_a_recipe_is_explained(tmp_path: Path) -> None:

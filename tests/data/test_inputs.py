@@ -81,6 +81,8 @@ def test_inputs_are_chosen_by_recipe_then_network_then_data(
             None,
             r"\['tokens', 'tokens'\]: must be one column, or several that",
         ),
+        ((), None, r"^\[\]: must be one column, or several that differ"),
+        ((), ("tokens",), r"^\[\]: must be one column, or several that differ"),
         ({"a": "tokens", "b": "tokens"}, None, r"must be one column, or several that differ"),
         ("tokens", ("a", "b"), r"^\['tokens'\]: the network reads a, b; must name a column for"),
         (("image", "tokens", "features"), ("a", "b"), r"the network reads a, b; must name a colu"),

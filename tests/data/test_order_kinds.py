@@ -192,6 +192,15 @@ def test_classes_are_drawn_equally_often(counts: list[int], seed: int, epoch: in
     assert drawn.max() - drawn.min() <= 1
 
 
+def test_ignored_label_is_not_a_class_of_a_balanced_epoch() -> None:
+    labels = np.array([0, 1, 1, 1, -100, -100])
+    order = balanced_order(labels.tolist(), ignore_index=-100)
+    drawn = labels[order.batches(0, len(labels)).rows.ravel()]
+    assert sorted(drawn.tolist()) == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(ValueError, match="no training sample has a class"):
+        balanced_order([7, 7], ignore_index=7)
+
+
 @pytest.mark.medium
 @SLOW
 @given(counts=counts, seed=st.integers(0, 2**31 - 1))

@@ -3,7 +3,9 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.columns import ColumnSpec, SplitKey
 from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.record.provenance import read_provenance
 from tests.image_folders import save_images
@@ -334,6 +336,32 @@ def test_columns_that_do_not_fit_are_named(
     with pytest.raises(RecipeError) as caught:
         load_data(tiny(*settings, *ops, override), quiet())
     assert caught.value.problems == (problem,)
+
+
+@pytest.mark.parametrize("key", ["train", "eval"])
+@pytest.mark.parametrize("number", [np.uint32(2**31), np.int64(-(2**31) - 1)])
+def test_numbers_that_int32_lacks_are_refused(
+    key: SplitKey,
+    number: np.integer[Any],
+    tiny: Compose,
+    npz: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A network reads them as int32, in which they would be others."""
+    settings = npz()
+    ids, labels = np.zeros((6, 4), np.int32), np.arange(6) % 2
+    np.savez(tmp_path / "own.npz", x_train=ids, x_test=ids, y_train=labels, y_test=labels)
+    recipe = tiny(*settings, "dataset.train.ops=[]", "dataset.eval.ops=[]", "model=mlp")
+    raw = recipe.dataset.load(tmp_path)
+    (name,) = raw.inputs
+    for which in ("train", "eval"):
+        split = getattr(raw, which)
+        wide = np.full((6, 4), number if which == key else 0, number.dtype)
+        raw = raw.with_split(which, replace(split, columns={**split.columns, name: wide}))
+    monkeypatch.setattr(type(recipe.dataset), "read", lambda *_: raw)
+    with pytest.raises(RecipeError, match=f"dataset: {name} has numbers that int32 can't hold"):
+        load_data(recipe, quiet())
 
 
 def test_network_reads_documents_of_a_window_and_a_prediction_one() -> None:

@@ -50,6 +50,10 @@ MAX_DISTANCE = 4
 # HLO has three notations of groups of devices. {{0,1},{2,3}} lists them; [2,2]<=[4] has the numbers
 # of groups and of devices in a group; mesh['x'=2,'y'=2] {'x'} has the axes that a group spans.
 _LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
+_ALL = "replica_groups={}"
+"""Groups of a collective over all devices."""
+_COUNT = re.compile(r"(?:replica_count|num_partitions)=([0-9]+)")
+"""Number of devices, or a factor of it, in the header of a program."""
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _AXIS = re.compile(r"'(\w+)'(?:=([0-9]+))?")
@@ -354,11 +358,13 @@ class CompiledCollective:
 def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
     """Return the collectives of `compiled.as_text()`, by kind and group size."""
     sizes: dict[tuple[str, int], list[int]] = {}
-    for line in read_hlo_text(text).parse_lines():
+    program = read_hlo_text(text)
+    devices = math.prod(int(count) for count in _COUNT.findall(program.header))
+    for line in program.parse_lines():
         opcode = line.opcode.removesuffix("-start")  # of an asynchronous collective
         if opcode not in KINDS:
             continue
-        group_size = _find_group_size(line.arguments)
+        group_size = devices if _ALL in line.arguments else _find_group_size(line.arguments)
         nbytes = _count_bytes(line) * (group_size if opcode == "reduce-scatter" else 1)
         sizes.setdefault((KINDS[opcode], group_size), []).append(nbytes)
     return tuple(

@@ -387,7 +387,9 @@ class Interpreter:
         infinite = [value for value in operands if value.constant and not is_finite(value)]
         # Paddings and masks with minus infinity are intended.
         may_pad = bool(infinite) and primitive in MOVES
-        intended = may_pad and not (np.isnan(array) | np.isposinf(array)).any()
+        # Neither sign nor intent of an infinite complex number is known.
+        values = _to_magnitude(np.asarray(array))
+        intended = may_pad and not (np.isnan(values) | np.isposinf(values)).any()
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not intended:
             constant_origins = [value.origin for value in infinite if value.origin]

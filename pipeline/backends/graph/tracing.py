@@ -282,10 +282,10 @@ def count_iterations(eqn: Any) -> int | None:
 
 
 def _find_literal(atom: Any, variables: Sequence[Any], arguments: Sequence[Any]) -> int | None:
-    """Return the number of a literal, or of a variable whose argument is a literal, else None."""
+    """Return the whole number of a literal, or of a variable whose argument is one, else None."""
     if not isinstance(atom, core.Literal) and atom in variables[: len(arguments)]:
         atom = arguments[list(variables).index(atom)]
-    return int(atom.val) if isinstance(atom, core.Literal) else None
+    return int(atom.val) if isinstance(atom, core.Literal) and atom.val % 1 == 0 else None
 
 
 def _counts_by_one(loop: While, position: int) -> bool:

@@ -70,6 +70,8 @@ class LimitedProcess:
             start_new_session=True,
         )
         weakref.finalize(self, _kill, self._process)
+        self._exceeded: str | None = None
+        """The limit at which the process has ended."""
         self._lock = Lock()
 
     def ask(self, kind: bytes, content: bytes, limits: ChildLimits) -> bytes:
@@ -81,15 +83,18 @@ class LimitedProcess:
         memory_bytes = min(read_available_bytes(), limits.memory_bytes)
         head = REQUEST.pack(kind, memory_bytes, limits.cpu_s, len(content))
         with self._lock:
+            if self._exceeded is not None:
+                why = f"an earlier request took more than {self._exceeded}"
+                raise ChildLimitError(f"has ended, since {why}")
             try:
                 status, answer = _exchange(self._process, head + content)
             except (OSError, struct.error):
                 if self._process.wait() == -signal.SIGXCPU:
-                    limit = f"{limits.cpu_s:,} s of processor time"
+                    self._exceeded = f"{limits.cpu_s:,} s of processor time"
                 else:
                     # Without memory, a library aborts, or Python exits.
-                    limit = f"{memory_bytes / 1e9:,.1f} GB of memory"
-                raise ChildLimitError(f"takes more than {limit}") from None
+                    self._exceeded = f"{memory_bytes / 1e9:,.1f} GB of memory"
+                raise ChildLimitError(f"takes more than {self._exceeded}") from None
         if status == NOT_INSTALLED:
             raise ImportError(answer.decode())
         if status != DONE:

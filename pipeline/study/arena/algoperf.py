@@ -131,12 +131,7 @@ def compute_scores(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]
     ratios = np.linspace(1.0, LARGEST_RATIO, POINTS)
     scores = {}
     for submission, by_workload in times.items():
-        reached = np.array(
-            [
-                by_workload[name] / fastest[name] if math.isfinite(by_workload[name]) else math.inf
-                for name in workloads
-            ]
-        )
+        reached = np.array([_divide_times(by_workload[name], fastest[name]) for name in workloads])
         if not len(reached):
             scores[submission] = 0.0
             continue
@@ -144,3 +139,12 @@ def compute_scores(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]
         area = float(((profile[1:] + profile[:-1]) / 2 * np.diff(ratios)).sum())
         scores[submission] = area / (LARGEST_RATIO - 1)
     return scores
+
+
+def _divide_times(time: float, fastest: float) -> float:
+    """Return the ratio of a time to the fastest one, which may be 0; infinite for no time."""
+    if not math.isfinite(time):
+        return math.inf
+    if time == fastest:
+        return 1.0
+    return time / fastest if fastest else math.inf

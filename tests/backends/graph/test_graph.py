@@ -127,6 +127,11 @@ def test_unbounded_loop_is_refused_with_a_hint() -> None:
     def function(x: Array) -> Array:
         return lax.while_loop(lambda x: x.sum() > 0, lambda x: x - 1, x)
 
+    def fractional(x: Array) -> Array:
+        return lax.while_loop(lambda c: c[0] < 3.5, lambda c: (c[0] + 1, c[1] * 2), (0.0, x))[1]
+
+    with pytest.raises(UnboundedLoopError, match="number of iterations"):
+        make_graph(jax.jit(fractional).trace(of(8)))
     with pytest.raises(UnboundedLoopError, match=r"number of iterations .*jax\.lax\.scan"):
         make_graph(jax.jit(function).trace(of(4)))
 

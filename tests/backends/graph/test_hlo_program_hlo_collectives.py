@@ -37,6 +37,12 @@ def test_group_size_is_the_product_of_mesh_axes() -> None:
     assert read_collectives(line) == (CompiledCollective("all_reduce", 8, 1, 8),)
 
 
+def test_empty_groups_are_all_devices() -> None:
+    line = "  %x = f32[2]{0} all-reduce(%a), replica_groups={}, to_apply=%add"
+    text = f"HloModule jit_f, is_scheduled=true, replica_count=2, num_partitions=4\n\n{line}"
+    assert read_collectives(text) == (CompiledCollective("all_reduce", 8, 1, 8),)
+
+
 def test_async_collective_is_counted_once() -> None:
     lines = """
   %s = (f32[2]{0}, f32[16]{0}) all-gather-start(%a), replica_groups=[1,8]<=[8], dimensions={0}

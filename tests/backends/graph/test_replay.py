@@ -245,6 +245,14 @@ def test_infinities_of_padding_and_masks_are_not_a_cause() -> None:
     assert cause_of(function, X).origin.scope == "guilty"
 
 
+def test_infinite_complex_padding_has_an_origin() -> None:
+    def function(x: Array) -> Array:
+        return jnp.pad(x, 1, constant_values=complex(-np.inf, 0))
+
+    (value,), _ = interpreted(function, X.astype(np.complex64))
+    assert value.origin is not None
+
+
 @pytest.mark.slow
 def test_softmax_of_a_fully_masked_row_is_the_cause() -> None:
     def function(x: Array) -> Array:

@@ -17,7 +17,14 @@ import pytest
 
 from pipeline import load_recipe, run
 from pipeline.core.errors import DataError, PipelineError, RecipeError, RunError, UsageError
-from pipeline.inspect.bisect import Outcome, PairedMetric, find_smallest, list_changes, mix_recipes
+from pipeline.inspect.bisect import (
+    Outcome,
+    PairedMetric,
+    _shorten,
+    find_smallest,
+    list_changes,
+    mix_recipes,
+)
 from pipeline.inspect.dumps.opened_recipe import open_run_recipe
 from pipeline.inspect.replay import list_changed_causes, list_changed_environment
 from tests.command_line import bisect, fork
@@ -121,6 +128,15 @@ def test_planted_keys_are_the_smallest_set(
         assert re.match(pattern, text)
     assert facts["runs"] <= 2 * ceil(log2(facts["changes"])) + 6
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_mixture_has_checkpoints_of_its_own_for_rollbacks(cache: Path) -> None:
+    keys = (*KEYS, "checkpoint.every_steps=2", "checkpoint.directory=mine", "train.sink_size=2")
+    plain = _shorten(compose_tiny(cache, *keys), 4)
+    assert "checkpoint" not in plain.stages
+    shortened = _shorten(compose_tiny(cache, *keys, "train.on_nan=rollback"), 4)
+    assert "checkpoint" in shortened.stages
+    assert (shortened.checkpoint.directory, shortened.checkpoint.mirror) == (None, None)
 
 
 def move_elsewhere(run_dir: Path) -> None:

@@ -48,3 +48,7 @@ def test_exceeded_limit_ends_the_process(kind: bytes, limits: ChildLimits, messa
     process = LimitedProcess("tests.core.host.limited_library")
     with pytest.raises(ChildLimitError, match=message):
         process.ask(kind, b"", limits)
+    # The next request, with other limits, says why there is no process.
+    later = message.replace("takes more", "has ended, since an earlier request took more")
+    with pytest.raises(ChildLimitError, match=later):
+        process.ask(b"e", b"", ChildLimits(1 << 30, 7))

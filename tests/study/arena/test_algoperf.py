@@ -119,3 +119,8 @@ def test_unreached_workload_adds_nothing_to_a_score() -> None:
     times = {"a": {"one": math.inf, "two": 1.0}, "b": {"one": math.inf, "two": 1.0}}
     assert compute_scores(times) == {"a": 0.5, "b": 0.5}
     assert compute_scores({"a": {}, "b": {}}) == {"a": 0.0, "b": 0.0}
+
+
+def test_goal_that_is_reached_at_step_0_is_the_fastest() -> None:
+    assert compute_scores({"a": {"one": 0.0}, "b": {"one": 2.0}}) == {"a": 1.0, "b": 0.0}
+    assert compute_scores({"a": {"one": 0.0}, "b": {"one": 0.0}}) == {"a": 1.0, "b": 1.0}

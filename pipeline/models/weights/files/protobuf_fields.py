@@ -60,11 +60,11 @@ class Message:
                 integers.append(value)
                 continue
             index = 0
-            while index < len(value):
-                if len(integers) > at_most:
-                    raise ValueError("an entry has no possible shape; the file is damaged")
+            while index < len(value) and len(integers) <= at_most:
                 integer, index = decode_varint(value, index, self._file_kind)
                 integers.append(integer)
+        if len(integers) > at_most:
+            raise ValueError("an entry has no possible shape; the file is damaged")
         return integers
 
     def integer(self, field_number: int, default: int = 0) -> int:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
+from pipeline.models.weights.files.protobuf_fields import Message
 from pipeline.models.weights.files.weight_files import read_weights
 from tests.conftest import ROOT
 
@@ -109,6 +110,16 @@ def test_block_with_too_many_restarts_is_refused(tmp_path: Path) -> None:
 
 PACKED = b"\x0a\x64" + bytes([1]) * 100
 """Field 1 as 100 packed integers."""
+
+
+def test_integers_are_bounded() -> None:
+    """By their number, packed or not."""
+    packed = Message(memoryview(PACKED), 200, "a file")
+    single = Message(memoryview(b"\x08\x01" * 100), 200, "a file")
+    for message in (packed, single):
+        assert message.integers(1, 100) == [1] * 100
+        with pytest.raises(ValueError, match="has no possible shape"):
+            message.integers(1, 99)
 
 
 @pytest.mark.parametrize(
