@@ -14,13 +14,10 @@ import torch
 from torch import library as torch_library
 from torch import nn
 
+from benchmarks.foreign_page import COUNTS, Package
 from pipeline.models.torch_graph.conversion.layer_list import choose_tensor
 
-Package = Literal["timm", "transformers"]
-
 _LIBRARY = torch_library.Library("torchvision", "FRAGMENT")
-COUNTS: Mapping[Package, int] = {"timm": 60, "transformers": 34}
-"""Families of each package that are drawn."""
 CLASSES = 10
 TOKENS = 12
 SAMPLES = 2000
