@@ -84,7 +84,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draw of families and weights")
     parser.add_argument("--networks", help="such as timm/beit,transformers/llama; all by default")
     parser.add_argument("--rows", type=Path, default=ROWS, help="default: %(default)s")
-    parser.add_argument("--float64", action="store_true", help="both in float64, of known rows")
+    parser.add_argument(
+        "--float64", action="store_true", help="both in float64, of rows of the file"
+    )
     parser.add_argument("--quick", action="store_true", help="compile without optimization")
     parser.add_argument("--limit-s", type=int, default=600, help="of a processor, for a network")
     parser.add_argument("--limit-gib", type=int, default=12, help="of memory, for a network")
@@ -102,9 +104,9 @@ def main() -> None:
     conditions = f"{today()}, {describe_options(args)}; {machine()}; {versions(PACKAGES)}"
     for name in missing:
         options = QUICK if args.quick else {}
-        known = done[name] if args.float64 else None
-        row = compare_apart(name, args.seed, limits, options, known)
-        row = row if known is not None else replace(row, conditions=conditions)
+        earlier = done[name] if args.float64 else None
+        row = compare_apart(name, args.seed, limits, options, earlier)
+        row = row if earlier is not None else replace(row, conditions=conditions)
         write_row(args.rows, row)
         print(" | ".join(row.make_row()), flush=True)
 
@@ -132,16 +134,16 @@ def compare_apart(
     seed: int,
     limits: Limits,
     options: Mapping[str, Any] = MappingProxyType({}),
-    known: Comparison | None = None,
+    earlier: Comparison | None = None,
 ) -> Comparison:
     """Compare an imported network with PyTorch's in a forked process.
 
     A network whose process reaches a limit is refused. `options` are XLA's for the step. Of a
-    comparison that is `known` the losses in float64 are computed.
+    comparison that is `earlier`, the losses in float64 are computed.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, name, seed, limits, options, known)
+    arguments = (sender, name, seed, limits, options, earlier)
     process = context.Process(target=_send_comparison, args=arguments)
     with warnings.catch_warnings():
         # JAX has no threads before its first array.
@@ -155,9 +157,9 @@ def compare_apart(
         package, _, family = name.partition("/")
         spent = f"{limits.processor_s} s of a processor, {limits.memory_bytes >> 30} GiB"
         reason = f"ended with status {process.exitcode} (limits: {spent})"
-        if known is not None:
+        if earlier is not None:
             print(f"{name}: float64 {reason}", file=sys.stderr)
-            return known
+            return earlier
         return Comparison(package, family, refusal=reason)
     finally:
         process.join()
@@ -169,14 +171,14 @@ def _send_comparison(
     seed: int,
     limits: Limits,
     options: Mapping[str, Any],
-    known: Comparison | None,
+    earlier: Comparison | None,
 ) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s))
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
-    if known is None:
+    if earlier is None:
         sender.send(compare(name, seed, options))
     else:
-        sender.send(compare_in_float64(known, seed, options))
+        sender.send(compare_in_float64(earlier, seed, options))
 
 
 def compare(name: str, seed: int, options: Mapping[str, Any] = MappingProxyType({})) -> Comparison:
@@ -237,7 +239,7 @@ def _compare(network: ForeignNetwork, options: Mapping[str, Any]) -> Comparison:
 
 
 def compare_in_float64(
-    known: Comparison, seed: int, options: Mapping[str, Any] = MappingProxyType({})
+    earlier: Comparison, seed: int, options: Mapping[str, Any] = MappingProxyType({})
 ) -> Comparison:
     """Return a comparison with the differences of losses in float64.
 
@@ -247,8 +249,8 @@ def compare_in_float64(
     # Operators name float32 for sums, which must be as wide as the rest.
     jnp.float32 = jnp.float64
     convolution_ops.lowered_conv2d = convolve_by_products  # type: ignore[assignment]
-    package = next(package for package in COUNTS if package == known.package)
-    network = make_network(package, known.family, seed)
+    package = next(package for package in COUNTS if package == earlier.package)
+    network = make_network(package, earlier.family, seed)
     graph = export_module(network.module, network.shape, origin=network.family, dtype=network.dtype)
     variables = jax.tree.map(lambda x: np.asarray(x, np.float64), initial_variables_of(graph))
     batches = list(network.draw_batches(STEPS, BATCH))
@@ -264,7 +266,7 @@ def compare_in_float64(
         for each in (batches, moved)
     )
     return replace(
-        known,
+        earlier,
         wide_losses=_find_largest(losses, expected),
         moved_losses=_find_largest(of_moved, expected),
     )

@@ -236,8 +236,8 @@ def _shrink_variant(family: str, name: str, seed: int) -> ForeignNetwork | None:
         further = {**_NARROW.get(family, {}), **arguments}
         make = partial(timm.create_model, name, num_classes=CLASSES, **further)
         for side in _SIDES:
-            for make_one in (partial(make, img_size=side), make):
-                module, shape = _try_image_network(make_one, side)
+            for create in (partial(make, img_size=side), make):
+                module, shape = _try_image_network(create, side)
                 if module is None:
                     continue
                 if shape != (2, CLASSES):  # Neither another size nor another depth has classes.

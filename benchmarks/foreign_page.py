@@ -144,31 +144,31 @@ def format_page(comparisons: Iterable[Comparison]) -> str:
     """Return the page of results, a function of the comparisons alone."""
     rows = sorted(comparisons, key=lambda row: row.name)
     text = f"{_TITLE}Losses within {BOUND:.0e} of PyTorch's, in float32:\n\n"
-    for package, drawn in COUNTS.items():
-        text += _format_counts(package, drawn, [row for row in rows if row.package == package])
+    for package, total in COUNTS.items():
+        text += _format_counts(package, total, [row for row in rows if row.package == package])
     header = ["network", "variant", "sample", "parameters, M", "nodes", "logits", "losses"]
     header += ["PyTorch float32 to float64", "losses in float64", "moved by 1e-15"]
     header += ["import, CPU s", "compile, CPU s", "cause"]
     text += f"\n{table(header, [row.make_row() for row in rows])}\nConditions of the runs:\n\n"
     for conditions in sorted({row.conditions for row in rows}):
-        of_them = [row for row in rows if row.conditions == conditions]
-        text += f"* {conditions}: {_list_names(of_them)}\n"
+        members = [row for row in rows if row.conditions == conditions]
+        text += f"* {conditions}: {_list_names(members)}\n"
     return text
 
 
-def _format_counts(package: str, drawn: int, rows: Sequence[Comparison]) -> str:
+def _format_counts(package: str, total: int, rows: Sequence[Comparison]) -> str:
     """Return how many families are equal, and of the others those of each cause."""
     equal = sum(row.is_equal for row in rows)
-    text = f"* {package}: {equal} of {drawn} families.\n"
+    text = f"* {package}: {equal} of {total} families.\n"
     differing = [row for row in rows if not row.is_equal and not row.refusal]
     for cause in sorted({row.cause for row in differing}):
-        of_them = [row for row in differing if row.cause == cause]
-        text += f"  * {len(of_them)} further, {cause}: {_list_names(of_them)}\n"
+        members = [row for row in differing if row.cause == cause]
+        text += f"  * {len(members)} further, {cause}: {_list_names(members)}\n"
     if refused := [row for row in rows if row.refusal]:
         names = _list_names(refused)
         text += f"  * {len(refused)} not compared, for the reason in the table: {names}\n"
-    if len(rows) < drawn:
-        text += f"  * {drawn - len(rows)} not run.\n"
+    if len(rows) < total:
+        text += f"  * {total - len(rows)} not run.\n"
     return text
 
 
