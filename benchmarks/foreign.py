@@ -84,9 +84,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draw of families and weights")
     parser.add_argument("--networks", help="such as timm/beit,transformers/llama; all by default")
     parser.add_argument("--rows", type=Path, default=ROWS, help="default: %(default)s")
-    parser.add_argument(
-        "--float64", action="store_true", help="both in float64, of rows of the file"
-    )
+    parser.add_argument("--float64", action="store_true", help="both in float64, of former rows")
     parser.add_argument("--quick", action="store_true", help="compile without optimization")
     parser.add_argument("--limit-s", type=int, default=600, help="of a processor, for a network")
     parser.add_argument("--limit-gib", type=int, default=12, help="of memory, for a network")
