@@ -1,7 +1,8 @@
 """Networks of timm and transformers, imported: logits and losses beside PyTorch's, and refusals.
 
-    python -m benchmarks.foreign --save             60 families of timm and 34 of transformers
+    python -m benchmarks.foreign --rows FILE        60 families of timm and 34 of transformers
     python -m benchmarks.foreign --networks timm/beit,transformers/llama
+    python -m benchmarks.foreign_page --save        the page, of the rows of results/foreign.jsonl
 
 Needs `pip install timm transformers` besides torch. The families and their variants are drawn by
 `--seed`, the networks are small, and their weights are random: nothing is downloaded. For each
@@ -17,21 +18,20 @@ to the rows of earlier runs, beside the difference that samples moved by 1e-15 m
 What rounding causes in float32 vanishes there or is as large, what a rule of an operator causes
 isn't.
 
-    python -m benchmarks.foreign --float64 --quick --rows FILE --networks timm/inception_v3
+    python -m benchmarks.foreign --float64 --quick --networks timm/inception_v3
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import multiprocessing
 import resource
 import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
@@ -46,22 +46,20 @@ from jax import Array, lax
 from torch import nn
 
 from benchmarks.foreign_networks import (
-    COUNTS,
     ForeignNetwork,
     draw_families,
     import_foreign,
     make_network,
 )
+from benchmarks.foreign_page import COUNTS, ROWS, Comparison, read_rows, write_row
 from benchmarks.imported_step import make_step
-from benchmarks.measure import add_save, heading, publish, table
+from benchmarks.measure import machine, today, versions
 from pipeline.models.lowerings.problem import LoweringPolicy, Pair
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
 from pipeline.models.torch_graph.operators import convolution_ops
 
 PACKAGES = ("jax", "jaxlib", "torch", "timm", "transformers")
-BOUND = 1e-5
-"""Largest relative difference of the losses."""
 RATE = 1e-3
 STEPS = 3
 BATCH = 4
@@ -69,66 +67,7 @@ MOVE = 1e-15
 """Standard deviation of the factors of moved samples, less 1: their last digits in float64."""
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA, which compile some networks in half of the time and make slower steps."""
-CAUSES: Mapping[str, str] = {
-    "timm/hgnet": "tied maxima share their gradient, and PyTorch's first has it",
-}
-"""Causes that `benchmarks.foreign_gradients` shows, of families drawn by seed 0."""
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Figures of one network; `refusal` is why it isn't imported."""
-
-    package: str
-    family: str
-    variant: str = ""
-    shape: tuple[int, ...] = ()
-    parameters: int = 0
-    nodes: int = 0
-    logits: float = float("nan")
-    losses: float = float("nan")
-    torch_losses: float = float("nan")
-    wide_losses: float = float("nan")
-    """The largest relative difference of the losses if both compute in float64."""
-    moved_losses: float = float("nan")
-    """The same of PyTorch's losses in float64 to those with samples moved by `MOVE`."""
-    import_s: float = float("nan")
-    compile_s: float = float("nan")
-    refusal: str = ""
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether the losses are PyTorch's."""
-        return self.losses <= BOUND
-
-    def make_row(self) -> list[str]:
-        """Return the figures as a row of the table."""
-        return [
-            f"{self.package}/{self.family}",
-            self.variant,
-            "x".join(map(str, self.shape)),
-            f"{self.parameters / 1e6:.2f}",
-            f"{self.nodes:,}",
-            f"{self.logits:.1e}",
-            f"{self.losses:.1e}",
-            f"{self.torch_losses:.1e}",
-            *("" if np.isnan(x) else f"{x:.1e}" for x in (self.wide_losses, self.moved_losses)),
-            f"{self.import_s:.1f}",
-            f"{self.compile_s:.1f}",
-            self._name_cause(),
-        ]
-
-    def _name_cause(self) -> str:
-        if self.refusal or self.is_equal:
-            return self.refusal.replace("|", "/")
-        if self.wide_losses <= BOUND:
-            return "rounding: the losses are equal in float64"
-        if self.wide_losses <= 4 * self.moved_losses:
-            return "rounding: in float64, as far as PyTorch's with samples moved by 1e-15"
-        if self.losses <= 4 * self.torch_losses:
-            return "as far as PyTorch's float32 from its float64"
-        return CAUSES.get(f"{self.package}/{self.family}", "unknown")
 
 
 @dataclass(frozen=True)
@@ -140,72 +79,45 @@ class Limits:
 
 
 def main() -> None:
-    """Compare and print Markdown tables."""
+    """Compare, print a row of each network and write it among those of the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the draw of families and weights")
     parser.add_argument("--networks", help="such as timm/beit,transformers/llama; all by default")
-    parser.add_argument(
-        "--rows", type=Path, help="file to which rows are added, and whose are kept"
-    )
-    parser.add_argument("--page", action="store_true", help="only the page of the file of rows")
-    parser.add_argument("--float64", action="store_true", help="both in float64, of known rows")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="default: %(default)s")
+    parser.add_argument("--float64", action="store_true", help="both in float64, of former rows")
     parser.add_argument("--quick", action="store_true", help="compile without optimization")
     parser.add_argument("--limit-s", type=int, default=600, help="of a processor, for a network")
     parser.add_argument("--limit-gib", type=int, default=12, help="of memory, for a network")
-    add_save(parser, "foreign.md")
     args = parser.parse_args()
     limits = Limits(args.limit_s, args.limit_gib << 30)
     names = args.networks.split(",") if args.networks else list_networks(args.seed)
-    done = _read_rows(args.rows)
+    done = read_rows(args.rows)
     if args.float64 and (unknown := [name for name in names if name not in done]):
         parser.error(f"--float64: {', '.join(unknown)}: must be in the file of --rows")
-    missing = [] if args.page else [name for name in names if name not in done or args.networks]
+    missing = [name for name in names if name not in done or args.networks]
     if args.float64:  # Rows without figures have no others in float64.
-        missing = [name for name in names if not done[name].refusal and not args.page]
+        missing = [name for name in names if not done[name].refusal]
     if missing:
         _import_all()
+    conditions = f"{today()}, {describe_options(args)}; {machine()}; {versions(PACKAGES)}"
     for name in missing:
         options = QUICK if args.quick else {}
-        known = done[name] if args.float64 else None
-        done[name] = compare_apart(name, args.seed, limits, options, known)
-        print(" | ".join(done[name].make_row()), flush=True)
-        if args.rows is not None:
-            with args.rows.open("a") as file:
-                file.write(json.dumps(asdict(done[name])) + "\n")
-    absent = [name for name in names if name not in done]
-    publish(format_page([done[name] for name in names if name in done], absent), args.save)
+        earlier = done[name] if args.float64 else None
+        row = compare_apart(name, args.seed, limits, options, earlier)
+        row = row if earlier is not None else replace(row, conditions=conditions)
+        write_row(args.rows, row)
+        print(" | ".join(row.make_row()), flush=True)
 
 
-def _read_rows(path: Path | None) -> dict[str, Comparison]:
-    """Return the comparisons of earlier runs by name; the last one counts."""
-    if path is None or not path.exists():
-        return {}
-    rows = [Comparison(**json.loads(line)) for line in path.read_text().splitlines()]
-    return {f"{row.package}/{row.family}": row for row in rows}
+def describe_options(args: argparse.Namespace) -> str:
+    """Return the options that figures depend on, as one writes them."""
+    quick = " --quick" if args.quick else ""
+    return f"`--seed {args.seed} --limit-s {args.limit_s} --limit-gib {args.limit_gib}{quick}`"
 
 
 def list_networks(seed: int) -> list[str]:
     """Return the names of the networks that a seed draws."""
     return [f"{package}/{name}" for package in COUNTS for name in draw_families(package, seed)]
-
-
-def format_page(comparisons: Sequence[Comparison], absent: Sequence[str] = ()) -> str:
-    """Return the page of results, with the names of drawn networks that weren't compared."""
-    text = heading(
-        "Networks of timm and transformers, imported", "python -m benchmarks.foreign", PACKAGES
-    )
-    text += f"\nLosses within {BOUND:.0e} of PyTorch's, in float32:\n\n"
-    for package in COUNTS:
-        rows = [row for row in comparisons if row.package == package]
-        equal = sum(row.is_equal for row in rows)
-        named = sum(not row.is_equal and row._name_cause() != "unknown" for row in rows)
-        text += f"* {package}: {equal} of {len(rows)} families; {named} others with their cause.\n"
-    if absent:
-        text += f"\nNot compared, {len(absent)} of those drawn: {', '.join(absent)}.\n"
-    header = ["network", "variant", "sample", "parameters, M", "nodes", "logits", "losses"]
-    header += ["PyTorch float32 to float64", "losses in float64", "moved by 1e-15"]
-    header += ["import, CPU s", "compile, CPU s", "cause"]
-    return f"{text}\n{table(header, [row.make_row() for row in comparisons])}"
 
 
 def _import_all() -> None:
@@ -220,16 +132,16 @@ def compare_apart(
     seed: int,
     limits: Limits,
     options: Mapping[str, Any] = MappingProxyType({}),
-    known: Comparison | None = None,
+    earlier: Comparison | None = None,
 ) -> Comparison:
     """Compare an imported network with PyTorch's in a forked process.
 
     A network whose process reaches a limit is refused. `options` are XLA's for the step. Of a
-    comparison that is `known` the losses in float64 are computed.
+    comparison that is `earlier`, the losses in float64 are computed.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, name, seed, limits, options, known)
+    arguments = (sender, name, seed, limits, options, earlier)
     process = context.Process(target=_send_comparison, args=arguments)
     with warnings.catch_warnings():
         # JAX has no threads before its first array.
@@ -243,9 +155,9 @@ def compare_apart(
         package, _, family = name.partition("/")
         spent = f"{limits.processor_s} s of a processor, {limits.memory_bytes >> 30} GiB"
         reason = f"ended with status {process.exitcode} (limits: {spent})"
-        if known is not None:
+        if earlier is not None:
             print(f"{name}: float64 {reason}", file=sys.stderr)
-            return known
+            return earlier
         return Comparison(package, family, refusal=reason)
     finally:
         process.join()
@@ -257,14 +169,14 @@ def _send_comparison(
     seed: int,
     limits: Limits,
     options: Mapping[str, Any],
-    known: Comparison | None,
+    earlier: Comparison | None,
 ) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s))
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
-    if known is None:
+    if earlier is None:
         sender.send(compare(name, seed, options))
     else:
-        sender.send(compare_in_float64(known, seed, options))
+        sender.send(compare_in_float64(earlier, seed, options))
 
 
 def compare(name: str, seed: int, options: Mapping[str, Any] = MappingProxyType({})) -> Comparison:
@@ -325,7 +237,7 @@ def _compare(network: ForeignNetwork, options: Mapping[str, Any]) -> Comparison:
 
 
 def compare_in_float64(
-    known: Comparison, seed: int, options: Mapping[str, Any] = MappingProxyType({})
+    earlier: Comparison, seed: int, options: Mapping[str, Any] = MappingProxyType({})
 ) -> Comparison:
     """Return a comparison with the differences of losses in float64.
 
@@ -335,8 +247,8 @@ def compare_in_float64(
     # Operators name float32 for sums, which must be as wide as the rest.
     jnp.float32 = jnp.float64
     convolution_ops.lowered_conv2d = convolve_by_products  # type: ignore[assignment]
-    package = next(package for package in COUNTS if package == known.package)
-    network = make_network(package, known.family, seed)
+    package = next(package for package in COUNTS if package == earlier.package)
+    network = make_network(package, earlier.family, seed)
     graph = export_module(network.module, network.shape, origin=network.family, dtype=network.dtype)
     variables = jax.tree.map(lambda x: np.asarray(x, np.float64), initial_variables_of(graph))
     batches = list(network.draw_batches(STEPS, BATCH))
@@ -352,7 +264,7 @@ def compare_in_float64(
         for each in (batches, moved)
     )
     return replace(
-        known,
+        earlier,
         wide_losses=_find_largest(losses, expected),
         moved_losses=_find_largest(of_moved, expected),
     )

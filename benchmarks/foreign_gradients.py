@@ -26,7 +26,8 @@ from flax.traverse_util import flatten_dict
 from torch import nn
 
 from benchmarks.foreign import BATCH, QUICK, list_networks, to_samples
-from benchmarks.foreign_networks import COUNTS, ForeignNetwork, make_network
+from benchmarks.foreign_networks import ForeignNetwork, make_network
+from benchmarks.foreign_page import COUNTS
 from benchmarks.measure import table
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module

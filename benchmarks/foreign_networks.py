@@ -14,13 +14,10 @@ import torch
 from torch import library as torch_library
 from torch import nn
 
+from benchmarks.foreign_page import COUNTS, Package
 from pipeline.models.torch_graph.conversion.layer_list import choose_tensor
 
-Package = Literal["timm", "transformers"]
-
 _LIBRARY = torch_library.Library("torchvision", "FRAGMENT")
-COUNTS: Mapping[Package, int] = {"timm": 60, "transformers": 34}
-"""Families of each package that are drawn."""
 CLASSES = 10
 TOKENS = 12
 SAMPLES = 2000
@@ -225,20 +222,26 @@ def _make_timm(family: str, seed: int) -> ForeignNetwork:
         network = _shrink_variant(family, name, seed)
         if network is not None:
             return network
-    raise ValueError(f"{', '.join(small)}: none computes images of {_SIDES[0]} to {_SIDES[-1]}")
+    raise ValueError(f"{', '.join(small)}: none classifies images of {_SIDES[0]} to {_SIDES[-1]}")
 
 
 def _shrink_variant(family: str, name: str, seed: int) -> ForeignNetwork | None:
-    """Return a network of timm, made as small as it can be; None if it computes no images."""
+    """Return a network of timm, made as small as it can be.
+
+    None if it computes no images, or has no classes.
+    """
     timm = import_foreign("timm")
     torch.manual_seed(seed)
     for arguments in SHRINKS:
         further = {**_NARROW.get(family, {}), **arguments}
         make = partial(timm.create_model, name, num_classes=CLASSES, **further)
         for side in _SIDES:
-            module = _try_image_network(partial(make, img_size=side), side)
-            module = module or _try_image_network(make, side)
-            if module is not None:
+            for create in (partial(make, img_size=side), make):
+                module, shape = _try_image_network(create, side)
+                if module is None:
+                    continue
+                if shape != (2, CLASSES):  # Neither another size nor another depth has classes.
+                    return None
                 return ForeignNetwork("timm", family, name, module, "image", (3, side, side))
             if not _can_make(make):
                 break
@@ -255,16 +258,18 @@ def _can_make(make: Callable[[], nn.Module]) -> bool:
     return True
 
 
-def _try_image_network(make: Callable[[], nn.Module], side: int) -> nn.Module | None:
-    """Return the module if it computes images of a size, else None."""
+def _try_image_network(
+    make: Callable[[], nn.Module], side: int
+) -> tuple[nn.Module | None, tuple[int, ...]]:
+    """Return the module if it computes two images of a size, and the shape of its result."""
     try:
         module = make()
         with torch.no_grad():
             module.train()(torch.randn(2, 3, side, side))
             result = module.eval()(torch.randn(2, 3, side, side))
-    except Exception:
-        return None
-    return module if getattr(result, "shape", ()) == (2, CLASSES) else None
+    except Exception:  # a network raises any error for a size
+        return None, ()
+    return module, tuple(getattr(result, "shape", ()))
 
 
 def _make_transformers(family: str, seed: int) -> ForeignNetwork:
