@@ -176,8 +176,8 @@ def resolve_inputs(
     inputs. Without either, the network reads the columns `default`. Raises ValueError for a column
     that isn't there or is named twice, and if `wanted` doesn't fit the declared names.
     """
-    chosen = (declared or default) if wanted is None else wanted
-    columns = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+    selected = (declared or default) if wanted is None else wanted
+    columns = (selected,) if isinstance(selected, str) else tuple(selected)
     names: Mapping[str, str]
     if isinstance(wanted, Mapping):
         names = wanted

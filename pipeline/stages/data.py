@@ -477,7 +477,7 @@ def _warn_of_untrained_classes(raw: RawData, ignore_index: int | None, reporter:
     )
     if not is_counted:
         return
-    trained, evaluated = (_count_labels(each, len(raw.targets), ignore_index) for each in columns)
+    trained, evaluated = (_count_labels(part, len(raw.targets), ignore_index) for part in columns)
     untrained = np.flatnonzero((evaluated > 0) & (trained == 0))
     if untrained.size:
         names = join_first([show_name(raw.classes[label]) for label in untrained], 3)
