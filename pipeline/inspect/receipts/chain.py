@@ -97,7 +97,7 @@ def find_broken(records: Sequence[ChainRecord]) -> int | None:
 
 
 def parse_record(document: Any, where: str) -> ChainRecord:
-    """Return the record of a JSON document. Raises DataError, with `where`, if it isn't a record."""
+    """Return the record of a JSON document. Raises DataError with `where` if it isn't a record."""
     match document:
         case {"body": {"kind": str(kind), "step": int(step), **rest}, "digest": str(digest)}:
             has_digests = kind != "link" or all(
