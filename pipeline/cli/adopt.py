@@ -61,15 +61,15 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
 
 
 def _describe(row: KeyRow, adoption: Adoption) -> dict[str, Any]:
-    """Return a row for JSON; `state` is mapped, unmapped, or added for a trainer's default."""
+    """Return a row for JSON; `state` is mapped, unmapped, or added if the file lacks it."""
     is_set = row.setting in adoption.settings
     mapped_state = "mapped" if is_set else "added"
     return {
         "setting": printable(row.setting),
-        "value": show(adoption.settings[row.setting]) if is_set else "its default",
+        "value": show(adoption.settings[row.setting]) if is_set else "not in the file",
         "state": mapped_state if row.keys else "unmapped",
         "recipe": dict(row.keys),
-        "note": row.note,
+        "note": printable(row.note),
     }
 
 
@@ -80,6 +80,10 @@ def _adopt_file(file: Path) -> Adoption:
             script = parse_script(file)
             if uses_keras(script) and not sets_npu_run_config(script):
                 return adopt_keras(file, script)
+            if not sets_npu_run_config(script):
+                raise RecipeError(
+                    [f"{file}: has no Keras and has 0 calls of NPURunConfig; {KNOWN}"]
+                )
             return adopt_npu_run_config(file)
         is_json = file.suffix == ".json"
         settings = read_training_arguments(file) if is_json else read_yaml(file)

@@ -243,8 +243,8 @@ def _make_feature_inputs(recipe: Recipe, dataset: Dataset, privacy: Budget | Non
 
 
 def _add_features(draft: StepDraft, inputs: FeatureInputs, steps_per_epoch: int) -> StepConfig:
-    """Return the step's configuration with all features, in place of those without facts of the
-    data, and with what fine-tuning changes."""
+    """Return the step's configuration with the features that `inputs` and fine-tuning add. They
+    replace the draft's, which were made without facts of the data."""
     recipe = draft.recipe
     step_config = draft.step_config
     if fine_tunes(recipe.train):
@@ -333,8 +333,8 @@ def make_step_config(
 def build_network(recipe: Recipe, targets: Targets, layout: TableLayout | None = None) -> nn.Module:
     """Return the network, each layer in the recipe's dtype.
 
-    `layout` has the encoded columns of a table; None for other data. Raises
-    RecipeError if dtypes differ and the network isn't a list of layers.
+    `layout` has the encoded columns of a table; None for other data. Raises RecipeError for
+    settings that the network doesn't fit, such as dtypes of layers if it isn't a list of them.
     """
     precision = resolve_precision(recipe)
     with blaming_key(f"model {recipe.model.name}"):

@@ -62,6 +62,15 @@ def test_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# Unmapped: mystery = 7: has no counterpart in a recipe\n" in text
 
 
+def test_key_with_a_line_break_stays_in_its_comment() -> None:
+    text = 'seed: 1\nseed_everything: 2\ntrainer: {"a\\nseed: 3\\nb": {_target_: SGD}}\n'
+    text += "model: {_target_: Adam}"
+    Path("broken.yaml").write_text(text)
+    assert adopt(["broken.yaml"]) == 0
+    lines = Path("recipes", "broken.yaml").read_text().splitlines()
+    assert [line for line in lines if line.startswith("seed:")] == ["seed: 1"]
+
+
 @pytest.mark.medium
 def test_json_output_has_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert adopt(["train.py", "--json"]) == 0
@@ -109,7 +118,7 @@ def test_unrecognised_yaml_is_refused(text: str, problem: str) -> None:
         ("wrong.json", '{"seed": 1}', "must be a YAML file of mindcv .*, a JSON file"),
         ("wrong.py", "import keras\nmodel.compile('adam')", "never calls fit"),
         ("wrong.py", "import keras\nmodel.fit(", "isn't Python"),
-        ("wrong.py", "import torch", "has 0 calls of NPURunConfig"),
+        ("wrong.py", "import torch", "has no Keras and has 0 calls of NPURunConfig; must be"),
     ],
 )
 def test_wrong_file_is_refused(name: str, text: str, problem: str) -> None:

@@ -236,7 +236,7 @@ def test_pipe_among_images_is_ignored(tmp_path: Path) -> None:
     [
         ("[" * 100_000, "is nested too deeply"),
         ('{"format": "pipeline.records", "version": 1}', "missing; it needs a value"),
-        ('{"a": ' + "9" * 5000 + "}", "is damaged, not JSON: "),
+        ('{"a": ' + "9" * 5000 + "}", "can't be read as JSON: "),
         ("null", "isn't a file of this program"),
     ],
 )

@@ -138,7 +138,7 @@ def make_recipe_text(adoption: Adoption, target: Path) -> str:
     for row in adoption.rows:
         if not row.keys and row.note != "is off":
             value = show(adoption.settings[row.setting])
-            head.append(f"# Unmapped: {printable(row.setting)} = {value}: {row.note}")
+            head.append(f"# Unmapped: {printable(row.setting)} = {value}: {printable(row.note)}")
     values = {key: value for row in adoption.rows for key, value in row.keys.items()}
     defaults = [{f"override /{group}": values[group]} for group in SECTIONS if group in values]
     tree: dict[str, Any] = {"defaults": defaults, "name": make_recipe_name(target, "adopted")}

@@ -44,6 +44,11 @@ DEFAULT_EPOCHS = 1000
 """Epochs of a Trainer without a length."""
 TIMM_MODELS = "timm"
 RATES = ("lr", "learning_rate")
+NOT_SAVED = "saves nothing, but a run of a recipe saves checkpoints; see checkpoint.every_seconds"
+DRAWN = "is no number: Lightning draws a seed, a recipe has its default"
+BATCH_SECTIONS = ("data", "datamodule", "model", "dataset", "batch_size")
+EVALUATIONS = frozenset(("val", "valid", "validation", "eval", "test", "predict"))
+"""Words in the names of settings that aren't for training."""
 
 
 def is_lightning(tree: Any) -> bool:
@@ -81,7 +86,7 @@ def adopt_lightning(origin: str, tree: Mapping[str, Any]) -> Adoption:
         partial(_map_callbacks, classes),
     ]
     reasons = {
-        name: "has a reference that the file doesn't resolve"
+        name: "has a reference that isn't followed" if "${" in str(value) else "is ???: not set"
         for name, value in settings.items()
         if isinstance(value, Expression)
     }
@@ -141,14 +146,17 @@ def _find_classes(tree: Any, path: str, settings: Settings) -> Iterator[ClassSet
 
 
 def _map_length(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of `max_epochs` and `max_steps`, of which the first to be reached counts."""
+    """Yield the rows of `max_epochs` and `max_steps`. With both, the first to be reached ends a
+    Trainer's training; a recipe has the epochs, since it isn't known here how many steps they have.
+    """
     epochs = read_setting(settings, "trainer.max_epochs", -1)
     steps = read_setting(settings, "trainer.max_steps", -1)
-    if settings.get("trainer.max_epochs") is None and steps < 0:
+    has_time = settings.get("trainer.max_time") is not None
+    if settings.get("trainer.max_epochs") is None and steps < 0 and not has_time:
         epochs = DEFAULT_EPOCHS
     if epochs >= 0:
         yield KeyRow("trainer.max_epochs", {"train.epochs": epochs})
-        note = "training ends with its epochs; to end it earlier, set train.end_step"
+        note = f"training ends with its epochs; if they have more steps, set train.end_step={steps}"
         yield KeyRow("trainer.max_steps", note="is off" if steps < 0 else note)
     else:
         yield KeyRow("trainer.max_epochs", note="has no end")
@@ -160,14 +168,20 @@ def _map_length(settings: Settings) -> Iterator[KeyRow]:
 
 def _map_batch(settings: Settings) -> Iterator[KeyRow]:
     """Yield the row of the batch size: the samples of all devices and microbatches."""
-    names = [
-        name
-        for name in settings
-        if name.rpartition(".")[2] in ("batch_size", "train_batch_size")
-        and name.partition(".")[0] in ("data", "datamodule", "model", "dataset", "batch_size")
-    ]
+    names = []
+    for name in settings:
+        is_size = name.rpartition(".")[2] in ("batch_size", "train_batch_size")
+        if not is_size or name.partition(".")[0] not in BATCH_SECTIONS:
+            continue
+        if settings[name] is None:
+            yield KeyRow(name, note="has no value; set train.batch_size=N")
+        elif EVALUATIONS.isdisjoint(re.split(r"[._]", name)):
+            names.append(name)
+        else:
+            yield KeyRow(name, note="is for evaluations")
     if not names:
         return
+    names.sort(key=lambda name: "train" not in re.split(r"[._]", name))
     count = _count_devices(settings.get("trainer.devices"))
     count *= max(read_setting(settings, "trainer.num_nodes", 1), 1)
     microbatches = read_setting(settings, "trainer.accumulate_grad_batches", 1)
@@ -181,9 +195,9 @@ def _map_batch(settings: Settings) -> Iterator[KeyRow]:
 
 
 def _count_devices(devices: Any) -> int:
-    """Return the number of devices that a Trainer's `devices` names: 3, [0, 1], "2" or "0, 1"."""
+    """Return the number of devices of a Trainer's `devices`: 3, [0, 1], "2", "0, 1" or "0,"."""
     if isinstance(devices, str) and "," in devices:
-        devices = devices.split(",")
+        devices = [number for number in devices.split(",") if number.strip()]
     elif isinstance(devices, str) and NUMBER.fullmatch(devices):
         devices = int(devices)
     if isinstance(devices, list):
@@ -204,11 +218,13 @@ def _map_clipping(settings: Settings) -> Iterator[KeyRow]:
 
 def _map_validation(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of when validation runs: after each epoch by default."""
-    name = "trainer.check_val_every_n_epoch"
-    if name not in settings:
-        yield KeyRow(name, {"eval.every_epochs": 1})
     name = "trainer.val_check_interval"
     interval = settings.get(name)
+    has_steps = isinstance(interval, int) and not isinstance(interval, bool)
+    if has_steps:
+        yield KeyRow("trainer.check_val_every_n_epoch", note=f"{name} is used")
+    elif "trainer.check_val_every_n_epoch" not in settings:
+        yield KeyRow("trainer.check_val_every_n_epoch", {"eval.every_epochs": 1})
     microbatches = settings.get("trainer.accumulate_grad_batches") or 1
     if isinstance(interval, bool) or not isinstance(interval, int | float):
         return
@@ -224,7 +240,7 @@ def _map_seed(settings: Settings) -> Iterator[KeyRow]:
     for name in ("seed", "seed_everything"):
         seed = settings.get(name)
         if isinstance(seed, bool):
-            yield KeyRow(name, note="is off" if not seed else "is no number, so seed is 1")
+            yield KeyRow(name, note=DRAWN if seed else "is off")
         elif seed is not None:
             yield KeyRow(name, {"seed": seed})
 
@@ -264,9 +280,7 @@ def _map_networks(classes: Sequence[ClassSettings], settings: Settings) -> Itera
 
 def _map_schedules(classes: Sequence[ClassSettings], settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of schedules that need more than their own arguments."""
-    lr = next(
-        (item.arguments["lr"] for item in classes if _is_number(item.arguments.get("lr"))), None
-    )
+    lr = _find_rate(classes)
     lengths = (settings.get("trainer.max_epochs"), settings.get("trainer.max_steps"))
     for item in classes:
         if item.key == "cosineannealinglr":
@@ -281,30 +295,59 @@ def _map_schedules(classes: Sequence[ClassSettings], settings: Settings) -> Iter
             yield from map_plateau(item, 1, "val_loss")
 
 
+def _find_rate(classes: Sequence[ClassSettings]) -> Any:
+    """Return the optimizer's learning rate. Without an optimizer, the first class's that has one.
+
+    None if it isn't known.
+    """
+    entries = [read_table(NAME)["classes"].get(item.key, {}) for item in classes]
+    rates = {
+        place: item.arguments.get("lr", entry.get("defaults", {}).get("lr"))
+        for place, (item, entry) in enumerate(zip(classes, entries, strict=True))
+        if "lr" not in item.unknown
+    }
+    optimizers = [n for n, entry in enumerate(entries) if "optimizer" in entry.get("sets", {})]
+    if optimizers:
+        rates = {optimizers[0]: rates.get(optimizers[0])}
+    return next(filter(_is_number, rates.values()), None)
+
+
 def _map_callbacks(classes: Sequence[ClassSettings], settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of EarlyStopping and ModelCheckpoint."""
     for item in classes:
         if item.key == "earlystopping":
             yield from map_early_stop(item)
         elif item.key == "modelcheckpoint":
-            yield from _map_checkpoint(item)
+            yield from _map_checkpoint(item, settings)
 
 
-def _map_checkpoint(item: ClassSettings) -> Iterator[KeyRow]:
-    """Yield the rows of a ModelCheckpoint. It saves at each validation by default."""
-    if item.arguments.get("monitor"):
+def _map_checkpoint(item: ClassSettings, settings: Settings) -> Iterator[KeyRow]:
+    """Yield the rows of a ModelCheckpoint. It saves at each validation if it has no period."""
+    arguments = item.arguments
+    top = arguments.get("save_top_k")
+    if _is_number(top) and top == 0 and not arguments.get("save_last"):
+        for name in ("", *arguments):
+            yield KeyRow(f"{item.prefix}{name}" if name else item.setting, note=NOT_SAVED)
+        return
+    if arguments.get("monitor"):
         yield from map_monitor(item, "checkpoint.best")
-    periods = {"every_n_train_steps": "every_steps", "every_n_epochs": "every_epochs"}
-    used = {name: key for name, key in periods.items() if item.arguments.get(name)}
-    for name, key in used.items():
-        yield KeyRow(f"{item.prefix}{name}", {f"checkpoint.{key}": item.arguments[name]})
-    if not used and not item.arguments.get("train_time_interval"):
-        yield KeyRow(f"{item.prefix}every_n_epochs", {"checkpoint.every_epochs": 1})
-    if not item.arguments.get("monitor"):
-        period = next(iter(used.values()), "every_epochs")
-        value = item.arguments[next(iter(used))] if used else 1
-        yield KeyRow(item.setting, {f"checkpoint.{period}": value})
-    top = item.arguments.get("save_top_k")
+    names = {"every_n_train_steps": "every_steps", "every_n_epochs": "every_epochs"}
+    periods = {
+        name: (f"checkpoint.{key}", arguments[name])
+        for name, key in names.items()
+        if arguments.get(name)
+    }
+    given = [*names, "train_time_interval"]
+    if all(name not in item.unknown and arguments.get(name) is None for name in given):
+        periods = {"every_n_epochs": ("checkpoint.every_epochs", 1)}
+    for name, (key, value) in periods.items():
+        yield KeyRow(f"{item.prefix}{name}", {key: value})
+    for name in settings:
+        if name.startswith(f"{item.prefix}train_time_interval"):
+            yield KeyRow(name, note="set checkpoint.every_seconds=N")
+    if not arguments.get("monitor"):
+        keys = dict([*periods.values()][:1])
+        yield KeyRow(item.setting, keys, "" if keys else "has no period in steps or epochs")
     if isinstance(top, int) and top > 0:
         note = "the newest, and the best"
         yield KeyRow(f"{item.prefix}save_top_k", {"checkpoint.keep": top}, note)

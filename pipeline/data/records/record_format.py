@@ -80,10 +80,11 @@ class RecordColumnSpec(Spec):
         num_nulls = len(self.shape) - len(self.trailing)
         if any(length is not None for length in self.shape[:num_nulls]):
             raise ValueError(f"shape {list(self.shape)} must have its nulls first")
-        sizes_shape = () if self.sizes is None else self.sizes.shape
-        if sizes_shape != ((num_nulls,) if num_nulls else ()):
+        sizes_shape = None if self.sizes is None else self.sizes.shape
+        if sizes_shape != ((num_nulls,) if num_nulls else None):
+            sizes_text = "missing" if sizes_shape is None else sizes_shape
             raise ValueError(
-                f"shape {list(self.shape)} has {num_nulls} nulls, sizes are {sizes_shape}"
+                f"shape {list(self.shape)} has {num_nulls} nulls, sizes are {sizes_text}"
             )
         if self.sizes is not None and (self.sizes.dtype, self.samples_per_record) != ("int32", 1):
             raise ValueError("values of several sizes have int32 sizes and a record each")
@@ -178,7 +179,7 @@ def read_description(folder: Path) -> RecordsSpec:
             "`python -m pipeline convert records` has written"
         ) from error
     except ValueError as error:
-        raise DataError(f"{file}: is damaged, not JSON: {error}") from error
+        raise DataError(f"{file}: can't be read as JSON: {error}") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise DataError(f"{file}: isn't a file of this program; its format must be {FORMAT}")
     return validate_file(RecordsSpec, tree, file)
@@ -231,10 +232,10 @@ def _compute_checksum(body: bytes | memoryview, first_crc32: int, number: int) -
 
 
 class RecordColumn:
-    """A column of record files with one sample per record, read on demand.
+    """A column of record files, read on demand.
 
-    If a record has several samples, or if samples differ in their leading dimensions, `sizes`,
-    int32 (samples, dimensions), only `read` can be called.
+    `sizes`, int32 (samples, dimensions), has the leading dimensions of samples that differ in them.
+    With these, or with several samples per record, only `read` can be called.
     """
 
     def __init__(

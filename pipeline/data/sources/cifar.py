@@ -111,6 +111,8 @@ class CifarDataset(DatasetSpec):
         downloads = cache / self.name
         path = find_release(self.root or downloads, self.release)
         if path is None and self.root is not None:
+            if not self.root.exists():
+                raise DataError(f"dataset.root = {self.root}: there is no such file or folder")
             unpacked = self.root / self.release.folder
             folder = unpacked if unpacked.is_dir() else self.root
             missing = [name for name in self.release.file_bytes if not (folder / name).is_file()]

@@ -27,8 +27,10 @@ from pipeline.data.text.tokenizer import (
     UNKNOWN,
     ByteTokenizer,
     Tokenizer,
+    WordTokenizer,
     make_character_tokenizer,
     make_word_tokenizer,
+    split_words,
 )
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
@@ -114,8 +116,10 @@ class TextFormat:
             raise DataError(f"the prompt can't be read by the tokenizer: {error}") from error
         unknown = np.flatnonzero(tokens == UNKNOWN)
         if len(unknown):
-            # Only a tokenizer of characters has unknown tokens, one for each character.
-            missing = ", ".join(map(repr, dict.fromkeys(prompt[n] for n in unknown.tolist())))
+            # Tokenizers of characters or words have a token for each of these.
+            is_words = isinstance(self.tokenizer, WordTokenizer)
+            parts = split_words(prompt) if is_words else prompt
+            missing = ", ".join(map(repr, dict.fromkeys(parts[n] for n in unknown.tolist())))
             raise DataError(
                 f"the prompt has {show_name(missing)}, not among the {self.tokenizer.vocabulary:,} "
                 f"{self.tokenizer.kind} that the network was trained on"
@@ -188,12 +192,19 @@ def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | No
 
 def list_text_files(root: Path, pattern: str) -> list[Path]:
     """Return `root` if it is a file, else the files in it that match `pattern`, sorted. Raises
-    DataError if none match, and for links out of `root`."""
+    DataError if none match, for a pattern that isn't relative or valid, and for links out of
+    `root`."""
     if root.is_file():
         return [root]
     if not root.is_dir():
         raise DataError(f"{root}: there is no such file or folder")
-    files = sorted(path for path in root.glob(pattern) if path.is_file())
+    try:
+        files = sorted(path for path in root.glob(pattern) if path.is_file())
+    except (NotImplementedError, ValueError, IndexError) as error:
+        raise DataError(
+            f"dataset.pattern = {show_name(pattern)!r}: {error}; must be relative to dataset.root, "
+            "as in *.txt or **/*.txt"
+        ) from error
     if not files:
         raise DataError(
             f"{root}: holds no file that matches dataset.pattern = {show_name(pattern)}"

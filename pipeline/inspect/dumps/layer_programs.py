@@ -27,7 +27,6 @@ from pipeline.core.host.jaxpr import (
     FLOW,
     bind_equation,
     compute_flow,
-    evaluate_traced,
     find_called_jaxpr,
     interpret_jaxpr,
 )
@@ -352,16 +351,22 @@ def _widen_16_bits(array: Any) -> np.ndarray:
 
 
 def compile_in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes `function` in float64 on the CPU, compiled."""
-    return lambda *arguments: evaluate_traced(function, arguments, _evaluate_compiled)
+    """Return a function that computes `function` in float64 on the CPU, compiled once for each
+    structure, shapes and types of the arguments."""
+    programs: dict[Any, Any] = {}
 
+    def compute(*arguments: Any) -> Any:
+        leaves, structure = jax.tree.flatten(arguments)
+        key = structure, tuple(map(jax.typeof, leaves))
+        if key not in programs:
+            closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+            program = jax.jit(partial(_run_wide, closed), compiler_options=QUICK)
+            programs[key] = program, jax.tree.structure(shapes)
+        program, results_structure = programs[key]
+        with jax.enable_x64(True), jax.default_device(jax.devices(CPU.name)[0]):
+            return jax.tree.unflatten(results_structure, program(leaves))
 
-def _evaluate_compiled(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-    """Compute the outputs of a jaxpr by `_run_wide`, compiled for the CPU."""
-    with jax.enable_x64(True), jax.default_device(jax.devices(CPU.name)[0]):
-        program = jax.jit(lambda arrays: _run_wide(jaxpr, arrays), compiler_options=QUICK)
-        results: list[Any] = program(operands)
-    return results
+    return compute
 
 
 def _run_wide(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:

@@ -97,7 +97,7 @@ def find_broken(records: Sequence[ChainRecord]) -> int | None:
 
 
 def parse_record(document: Any, where: str) -> ChainRecord:
-    """Return the record of a JSON document. Raises DataError, which names `where`, for another."""
+    """Return the record of a JSON document. Raises DataError with `where` if it isn't a record."""
     match document:
         case {"body": {"kind": str(kind), "step": int(step), **rest}, "digest": str(digest)}:
             has_digests = kind != "link" or all(
@@ -131,7 +131,7 @@ def _are_results(fields: Mapping[Any, Any]) -> bool:
 def read_chain(file: Path) -> list[ChainRecord]:
     """Read the chain of a run; a last line that was cut by a kill is left out.
 
-    Raises DataError if the file can't be read, or has another record.
+    Raises DataError if the file can't be read, or has a line that isn't a record.
     """
     try:
         text = read_text(file, MAX_BYTES)
@@ -199,8 +199,8 @@ def digest_rows(order: SampleOrder, start: int, stop: int) -> str:
 
 @dataclass
 class Numbers:
-    """Digest of the numbers of steps: for each step the columns of every record (`COLUMNS`) as
-    float32, little-endian. Numbers that aren't finite are the same NaN."""
+    """Digest of the numbers of steps: for each step the columns that every run has (`COLUMNS`) as
+    float32, little-endian. All numbers that aren't finite become the same NaN."""
 
     digest: Any = field(default_factory=hashlib.sha256)
 
@@ -212,7 +212,9 @@ class Numbers:
     def add_line(self, line: LogLine) -> None:
         """Add the step of a line of metrics.jsonl. Raises DataError if it isn't one."""
         numbers = {"skipped": 0.0, **line.numbers()}
-        values = [numbers.get(name) for name in COLUMNS]
+        if missing := [name for name in COLUMNS if name not in numbers]:
+            raise DataError(f"{line.where}: lacks {', '.join(missing)}; isn't the line of a step")
+        values = [numbers[name] for name in COLUMNS]
         row = np.array([np.nan if value is None else value for value in values], "<f4")
         self.digest.update(row.tobytes())
 

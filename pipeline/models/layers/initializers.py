@@ -1,4 +1,5 @@
-"""Initialisers of weights, with MindSpore's meaning and defaults."""
+"""Initialisers of weights. Most have the meaning and defaults of MindSpore's; He's and Xavier's
+have the formulas of their papers."""
 
 from __future__ import annotations
 
@@ -78,8 +79,7 @@ class HeNormal(_He):
 
 @component("initializer")
 class HeUniform(_He):
-    """Uniform within gain * sqrt(3 / fan). With a negative slope of sqrt(5) this is 1 /
-    sqrt(fan)."""
+    """Uniform within gain * sqrt(3 / fan): 1 / sqrt(fan) with the default slope of sqrt(5)."""
 
     distribution: ClassVar[Distribution] = "uniform"
     name: Literal["he_uniform"] = "he_uniform"

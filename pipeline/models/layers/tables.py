@@ -39,7 +39,8 @@ class ColumnFeatures(Spec):
     activations."""
 
     def is_one_hot(self, values: int) -> bool:
-        """Return whether a column of categories has fixed features in place of learned vectors."""
+        """Return whether a column of `values` categories has fixed features, not learned vectors.
+        With at most two it has, whatever `one_hot_up_to` is."""
         return values <= max(2, self.one_hot_up_to)
 
 

@@ -34,10 +34,11 @@ class NAdam(AdamBase):
 
 @component("optimizer")
 class RAdam(AdamBase):
-    """Adam with a rectified variance (Liu et al. 2020), as in PyTorch; weight decay is L2.
+    """Adam with a rectified variance (Liu et al. 2020); weight decay is L2.
 
     r * m_hat / (sqrt(v_hat) + eps), with r growing from 0 to 1. The direction is m_hat alone while
-    rho, the length of an average of these squares, is below 5.
+    rho, the length of an average of these squares, is below 5. PyTorch adds eps to sqrt(v), before
+    the bias of v is corrected.
     """
 
     name: Literal["radam"] = "radam"
@@ -51,7 +52,8 @@ class RAdam(AdamBase):
 @component("optimizer")
 class AdaMax(AdamBase):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
-    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2."""
+    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch. MindSpore adds eps to u at the division.
+    Weight decay is L2."""
 
     name: Literal["adamax"] = "adamax"
 

@@ -27,6 +27,7 @@ from tests.config.foreign.rows import (
 from tests.whole_run import run
 
 CONFIGS = {"hydra": HYDRA, "command line": LIGHTNING_CLI}
+EVALUATED = ("data.batch_size.val.batch_size", "is for evaluations")
 TINY = ("dataset=digits", "dataset.root=null", "train.epochs=1", "model=mlp", "model.hidden=[8]")
 
 
@@ -117,6 +118,8 @@ def test_rates_are_those_of_pytorch(
         ({"max_epochs": "${paths.mine}"}, {"train.epochs": 1}),
         ({"devices": [0, 1, 2]}, {"train.batch_size": 64 * 3}),
         ({"devices": "0, 1"}, {"train.batch_size": 64 * 2}),
+        ({"devices": "0,"}, {"train.batch_size": 64}),
+        ({"max_epochs": None, "max_time": "00:01:00:00"}, {"train.epochs": 1}),
         ({"devices": "4", "num_nodes": 2}, {"train.batch_size": 64 * 8}),
         ({"devices": "auto"}, {"train.batch_size": 64}),
         ({"gradient_clip_val": 3, "gradient_clip_algorithm": "value"}, {"train.clip.value": 3}),
@@ -157,7 +160,11 @@ def test_trainer_sets_keys(changes: dict[str, Any], keys: dict[str, Any]) -> Non
             "callbacks.early_stopping.monitor",
             "accuracy is better if it is max",
         ),
-        ({"seed": True}, "seed", "is no number"),
+        ({"seed": True}, "seed", "is no number: Lightning draws a seed"),
+        ({"seed": "???"}, "seed", "is ???: not set"),
+        ({"seed": "${tags}", "tags": None}, "seed", "has a reference that isn't followed"),
+        ({"data__batch_size": None}, "data.batch_size", "has no value"),
+        ({"data__batch_size": {"val": {"batch_size": 9}}}, *EVALUATED),
         ({}, "model.net.input_size", "is an argument of SimpleDenseNet"),
         ({}, "model.net._target_", "is code"),
         ({}, "paths.output_dir", "has a reference"),
@@ -170,6 +177,44 @@ def test_unmapped_setting_has_its_reason(changes: dict[str, Any], setting: str, 
     row = list_rows(adopt_config(HYDRA, **changes))[setting]
     assert not row.keys
     assert row.note.startswith(note)
+
+
+def test_steps_between_validations_replace_epochs() -> None:
+    rows = list_rows(adopt_config(HYDRA, trainer__val_check_interval=20)).values()
+    keys = {key: value for row in rows for key, value in row.keys.items()}
+    assert keys["eval.every_steps"] == 10
+    assert "eval.every_epochs" not in keys
+
+
+def test_batch_size_of_training_is_preferred() -> None:
+    sizes = {"all": {"batch_size": 5}, "train": {"batch_size": 7}}
+    rows = list_rows(adopt_config(HYDRA, data__batch_size=sizes))
+    assert rows["data.batch_size.train.batch_size"].keys == {"train.batch_size": 14}
+    assert not rows["data.batch_size.all.batch_size"].keys
+
+
+def test_end_of_a_schedule_is_relative_to_the_optimizer() -> None:
+    tree = parse_yaml(LIGHTNING_CLI)
+    model = {**tree["model"]["init_args"], "lr": 5.0}
+    rows = list_rows(adopt_config(LIGHTNING_CLI, model__init_args=model))
+    row = rows["lr_scheduler.init_args.eta_min"]
+    assert row.keys == {"train.schedule.end_factor": pytest.approx(0.01)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"every_n_epochs": 0},
+        {"save_top_k": 0, "monitor": "val_loss", "every_n_epochs": 3},
+        {"train_time_interval": {"class_path": "datetime.timedelta", "init_args": {"hours": 1}}},
+        {"train_time_interval": "1:00:00"},
+    ],
+)
+def test_checkpoint_without_a_period_has_no_key(arguments: dict[str, Any]) -> None:
+    callback = {"class_path": "ModelCheckpoint", "init_args": arguments}
+    adoption = adopt_config(LIGHTNING_CLI, trainer__callbacks=[callback])
+    require_a_row_each(adoption)
+    assert not [key for row in adoption.rows for key in row.keys if key.startswith("checkpoint.")]
 
 
 def test_second_optimizer_is_named() -> None:
@@ -198,7 +243,7 @@ def test_reference_within_the_file_is_followed() -> None:
     rows = list_rows(adopt_config(HYDRA, data__batch_size="${data.size}", data__size=48))
     assert rows["data.batch_size"].keys == {"train.batch_size": 96}
     circle = adopt_config(HYDRA, seed="${tags}", tags="${seed}")
-    assert list_rows(circle)["seed"].note == "has a reference that the file doesn't resolve"
+    assert list_rows(circle)["seed"].note == "has a reference that isn't followed"
 
 
 def test_subcommand_of_the_command_line_is_entered() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numbers
 
 from pipeline.core.errors import DataError
+from pipeline.core.files.bounded_read import MAX_BYTES
 from pipeline.data.records.record_format import (
     DESCRIPTION,
     decode,
@@ -99,7 +100,12 @@ def test_description_is_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (json.dumps(description())[:-9], r"is damaged, not JSON: "),
+        (json.dumps(description())[:-9], r"can't be read as JSON: "),
+        (" " * (MAX_BYTES + 1), r"can't be read as JSON: has more than"),
+        (
+            json.dumps(description(train=split_with(image=column(sizes=column(shape=[]))))),
+            r"shape \[2\] has 0 nulls, sizes are \(\)",
+        ),
         ("[1, 2]", r"isn't a file of this program; its format must be pipeline\.records"),
         (json.dumps({"format": "tfds"}), r"isn't a file of this program"),
         (json.dumps(description(version=2)), r"version = 2: must be 1"),

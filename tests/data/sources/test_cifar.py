@@ -288,6 +288,12 @@ def test_missing_file_is_named(tmp_path: Path, inner: str) -> None:
         SmallCifar(**section(root=tmp_path)).read(tmp_path / "cache")
 
 
+def test_missing_root_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "nowhere"
+    with pytest.raises(DataError, match=f"^dataset.root = {root}: there is no such file or folder"):
+        SmallCifar(**section(root=root)).read(tmp_path / "cache")
+
+
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a.bin: can't be read: No such file"):
         read_records(tmp_path / "a.bin", 1, SMALL)

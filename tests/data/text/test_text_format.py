@@ -21,7 +21,7 @@ from pipeline.data.text.text_format import (
     read_tokenizer,
     write_tokenizer,
 )
-from pipeline.data.text.tokenizer import ByteTokenizer, CharacterTokenizer
+from pipeline.data.text.tokenizer import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from pipeline.data.text.tokenizer_file import parse_tokenizer
 from tests.data.text.made_up import tokenizer_json
 
@@ -55,6 +55,12 @@ def test_prompt_with_unknown_characters_is_refused() -> None:
         TextFormat(LETTERS, "next_token").encode_prompt("")
     with pytest.raises(DataError, match="has no tokens; must have at least one"):
         TextFormat(parse_tokenizer(tokenizer_json()), "next_token").encode_prompt("  ")
+
+
+def test_prompt_with_an_unknown_word_is_refused() -> None:
+    text = TextFormat(WordTokenizer(("the", "dog")), "next_token")
+    with pytest.raises(DataError, match=r"the prompt has 'zebra', not among the 2 words"):
+        text.encode_prompt("the zebra")
 
 
 def test_tokenizer_is_stored_with_the_run(tmp_path: Path) -> None:
@@ -143,6 +149,13 @@ def test_folder_without_texts_and_outside_link_are_refused(tmp_path: Path) -> No
     (folder / "a.txt").symlink_to(write(tmp_path / "secret", "x"))
     with pytest.raises(DataError, match=r"a\.txt: leads out of"):
         list_text_files(folder, "*.txt")
+
+
+@pytest.mark.parametrize("pattern", ["/abs/*.txt", "**.txt", "", "."])
+def test_wrong_pattern_is_refused(pattern: str, tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "x")
+    with pytest.raises(DataError, match=r"dataset\.pattern = '.*': .*must be relative"):
+        list_text_files(tmp_path, pattern)
 
 
 def test_empty_lines_are_left_out(tmp_path: Path) -> None:

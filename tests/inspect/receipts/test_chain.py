@@ -147,3 +147,9 @@ def test_numbers_are_the_same_in_parts_and_from_the_log() -> None:
     )
     digest = hashlib.sha256(expected).hexdigest()
     assert {whole.finish(), parts.finish(), logged.finish()} == {digest}
+
+
+def test_line_without_a_column_is_refused() -> None:
+    for text in (b'{"step": 1}', b'{"step": 1, "loss": 1.5, "learning_rate": 0.1, "grad_norm": 1}'):
+        with pytest.raises(DataError, match=r"here: lacks .*loss_scale; isn't the line of a step"):
+            Numbers().add_line(parse_line(text, "here"))

@@ -244,7 +244,8 @@ class _CellFusion:
         self.sums = {index.get(alias[value]) for value in cell.accumulators}
 
     def fuse(self) -> list[Task]:
-        """Return all tasks, unchanged if other tasks between the scan's read the scan's results."""
+        """Return all tasks. They are unchanged if none of the scan's products reads the state,
+        or if others between them read the scan's results."""
         places = [place for place, task in enumerate(self.tasks) if task.loop == self.loop]
         if not places:
             return self.tasks

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,6 +62,7 @@ class Resampling:
         return pixels * self.step if self.align_corners else (pixels + 0.5) * self.step - 0.5
 
 
+Distance = TypeVar("Distance", np.ndarray, Array)
 Weigh = Callable[[Resampling], np.ndarray]
 """Returns a matrix (target, size), float32, with the weights of the old pixels."""
 
@@ -78,9 +80,13 @@ def upsample_nearest2d(
         size = images.shape[axis]
         factor = factors[axis - 1]
         pixels = np.arange(target)
-        # PyTorch computes with float32 here.
-        step = None if factor is None else np.float32(1 / factor)
-        places = pixels * size // target if step is None else (pixels * step).astype(int)
+        if target in (size, 2 * size):
+            # PyTorch doesn't read the factor here.
+            places = pixels * size // target
+        else:
+            # PyTorch computes with float32 here.
+            step = np.float32(size) / np.float32(target) if factor is None else 1 / factor
+            places = (pixels.astype(np.float32) * np.float32(step)).astype(int)
         return jnp.take(images, np.minimum(places, size - 1), axis=axis)
 
     factors = _list_factors(scales, scale_width)
@@ -101,7 +107,7 @@ def _register_resize(name: str, weigh: Weigh) -> None:
         def interpolate(images: Array, axis: int, target: int) -> Array:
             size = images.shape[axis]
             if align_corners:
-                step = (size - 1) / max(target - 1, 1)
+                step = (size - 1) / (target - 1) if target > 1 else 0.0
             else:
                 # A factor isn't rounded if size * factor isn't a whole number.
                 factor = factors[axis - 1]
@@ -129,7 +135,7 @@ def _weigh_bicubic(axis: Resampling) -> np.ndarray:
     for offset in (-1, 0, 1, 2):
         pixels = np.floor(positions).astype(int) + offset
         columns = np.clip(pixels, 0, axis.size - 1)
-        pixel_weights = _weigh_cubic(positions - pixels, -0.75)
+        pixel_weights = _weigh_cubic(np.abs(positions - pixels), _CUBIC)
         np.add.at(weights, (np.arange(axis.target), columns), pixel_weights)
     return weights
 
@@ -153,18 +159,18 @@ def _widen(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
     return weigh
 
 
-def _weigh_cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """Return the cubic convolution kernel of Keys (1981), eq. 4, with the slope a at 1."""
-    d = np.abs(distance)
+def _weigh_cubic(d: Distance, a: float) -> Distance:
+    """Return the cubic convolution kernel of Keys (1981), eq. 4, with the slope a at 1, for
+    distances `d` from 0."""
     near = ((a + 2) * d - (a + 3)) * d**2 + 1
     far = a * (((d - 5) * d + 8) * d - 4)
-    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+    return near * (d <= 1) + far * ((d > 1) & (d < 2))
 
 
 _register_resize("upsample_bilinear2d", _weigh_bilinear)
 _register_resize("upsample_bicubic2d", _weigh_bicubic)
 _register_resize("_upsample_bilinear2d_aa", _widen(1, lambda d: np.maximum(1 - np.abs(d), 0)))
-_register_resize("_upsample_bicubic2d_aa", _widen(2, lambda d: _weigh_cubic(d, -0.5)))
+_register_resize("_upsample_bicubic2d_aa", _widen(2, lambda d: _weigh_cubic(np.abs(d), -0.5)))
 
 
 def _list_factors(scales: object, scale_width: float | None) -> Sequence[float | None]:
@@ -192,7 +198,8 @@ def _choose_target_size(
 def sample_grid(
     x: TorchTensor, grid: TorchTensor, interpolation: int, padding: int, align_corners: bool
 ) -> TorchTensor:
-    """Sample images (batch, channels, ..., height, width) at positions (batch, ..., 2).
+    """Sample images (batch, channels, height, width) at positions (batch, ..., 2), or volumes
+    (batch, channels, depth, height, width) at positions (batch, ..., 3).
 
     The last axis of the grid is x, y and, for volumes, z, from -1 to 1 over the image.
     """
@@ -253,13 +260,7 @@ def _list_taps(position: Array, interpolation: int) -> list[tuple[Array, Array]]
         return [(low, 1 - part), (low + 1, part)]
     if interpolation != BICUBIC:
         raise ValueError(f"interpolation {interpolation}; must be 0, 1 or 2")
-    return [(low + step, _weigh(jnp.abs(part - step))) for step in (-1, 0, 1, 2)]
-
-
-def _weigh(distance: Array) -> Array:
-    near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
-    far = _CUBIC * (((distance - 5) * distance + 8) * distance - 4)
-    return jnp.where(distance <= 1, near, far)
+    return [(low + step, _weigh_cubic(jnp.abs(part - step), _CUBIC)) for step in (-1, 0, 1, 2)]
 
 
 def _read(pixels: Array, places: Sequence[Array]) -> Array:

@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,12 +18,13 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from pipeline import load_recipe
-from pipeline.core.errors import RecipeError, UsageError
+from pipeline.core.errors import RecipeError, RunError, UsageError
 from pipeline.data.columns import ColumnSpec, Targets, Task
 from pipeline.data.inputs import NetworkInput
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
+from pipeline.stages.export.onnx import onnx_export
 from pipeline.stages.export.prediction import make_ensemble, make_predict
 from pipeline.stages.record.trained_run import Samples, TrainedRun
 from tests.command_line import export, infer
@@ -103,6 +105,25 @@ def test_network_logits_match_onnx(model: str) -> None:
     run = fresh([f"model={model}", *changes], shape)
     images = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
     assert difference(run, images) < 1e-5
+
+
+class ShiftedLogits:
+    """A session whose logits are far from the run's."""
+
+    def run(self, names: list[str], samples: Samples) -> list[np.ndarray]:
+        return [np.full((len(samples["image"]), 10), 9.0, np.float32)]
+
+
+def test_difference_is_refused_if_all_layers_are_in_float32(monkeypatch: Any) -> None:
+    shape = (8, 8, 1)
+    samples = {"image": np.ones((1, *shape), np.float32)}
+    monkeypatch.setattr(onnx_export, "_read_samples", lambda *_: samples)
+    dataset = SimpleNamespace(eval=None)
+    tiny = ["model=mlp", "model.hidden=[2]"]
+    with pytest.raises(RunError, match="logits differ from the run's by"):
+        onnx_export._measure_difference(fresh(tiny, shape), ShiftedLogits(), dataset, ["image"])
+    mixed = fresh([*tiny, "train.to_float=[{pattern: dense_0, dtype: bfloat16}]"], shape)
+    assert onnx_export._measure_difference(mixed, ShiftedLogits(), dataset, ["image"]) > 1
 
 
 TASKS = ["classification", "multi_label", "regression"]
