@@ -133,13 +133,16 @@ def suggest_rate(curve: RateCurve) -> RateSuggestion:
 def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> RateCurve:
     """Train for `num_steps` in one sink, at rates from `LOW` to `HIGH`.
 
-    Groups of parameters with a custom rate keep their ratio to the main rate. Nothing is written.
-    Raises RecipeError if rates come from a file and for a resumed run, RunError if the first losses
-    aren't finite.
+    Groups of parameters with a custom rate keep their ratio to the main rate. No run directory is
+    written. Raises RecipeError if rates come from a file, for a resumed run and with privacy, and
+    RunError if the first losses aren't finite.
     """
     if recipe.train.resume is not None:
         problem = "must be null; checkpoint.restore starts the search with the weights of a run"
         raise RecipeError(f"train.resume = {recipe.train.resume}: {problem}")
+    if recipe.privacy is not None:
+        problem = "must be null; a search has no secret, so its noise would protect no sample"
+        raise RecipeError(f"privacy: {problem}")
     if isinstance(recipe.train.schedule, TableSchedule):
         problem = "its rates come from a file, so there is none to search; must be another schedule"
         raise RecipeError(f"train.schedule = table: {problem}")
@@ -165,9 +168,15 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     with reporter.clock(f"training {num_steps} steps"):
         _, telemetry = executable.run(state, 0, num_steps, mechanism)
         losses = telemetry.loss.astype(np.float64)
+    return cut_curve(rates, losses)
+
+
+def cut_curve(rates: np.ndarray, losses: np.ndarray) -> RateCurve:
+    """Return the curve up to the first loss, float64 (steps,), that isn't finite. Raises RunError
+    if it is one of the first two."""
     length = int(np.isfinite(losses).cumprod().sum())
     if length < 2:
-        raise RunError(
-            f"the loss isn't finite at step {length + 1}, at a rate of {rates[length]:.2g}"
-        )
-    return RateCurve(rates[:length], losses[:length], num_steps)
+        # A loss is computed before its step's update, so an earlier rate has made it infinite.
+        reason = f"after a rate of {rates[length - 1]:.2g}" if length else "before any update"
+        raise RunError(f"the loss isn't finite at step {length + 1}, {reason}")
+    return RateCurve(rates[:length], losses[:length], len(losses))

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
-from pipeline.study.rate_search import HIGH, LOW, RateCurve, measure_rate_curve, suggest_rate
+from pipeline.study.rate_search import (
+    HIGH,
+    LOW,
+    RateCurve,
+    cut_curve,
+    measure_rate_curve,
+    suggest_rate,
+)
+from pipeline.training.privacy.privacy_spec import PrivacySpec
 from tests import outcome
 from tests.conftest import MLP
 from tests.whole_run import run
@@ -60,6 +68,17 @@ def test_loss_that_never_falls_is_an_error() -> None:
         suggest_rate(curve)
 
 
+@pytest.mark.parametrize(
+    ("losses", "place"),
+    [([1.0, np.nan], "step 2, after a rate of 0.1$"), ([np.inf, 1.0], "step 1, before any update")],
+)
+def test_message_names_the_rate_whose_update_made_a_loss_infinite(
+    losses: list[float], place: str
+) -> None:
+    with pytest.raises(RunError, match=f"the loss isn't finite at {place}"):
+        cut_curve(np.array([0.1, 0.7]), np.array(losses))
+
+
 def test_losses_below_0_are_not_raised_by_the_cap() -> None:
     """As of a likelihood: 5 less, the curve has the same suggestion."""
     curve = make_curve(1e-3, 0.02, blows_up_at=0.1)
@@ -84,6 +103,13 @@ def test_average_of_the_longest_search_fits_into_memory() -> None:
 def test_resumed_run_is_refused(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match=r"train\.resume = old: must be null; checkpoint\.rest"):
         measure_rate_curve(tiny(*MLP, "train.resume=old"), 50, Reporter())
+
+
+def test_private_recipe_is_refused(tiny: Compose) -> None:
+    """A search would train with the key 0, which anyone knows."""
+    recipe = tiny(*MLP).model_copy(update={"privacy": PrivacySpec(noise=1.0, delta=1e-5)})
+    with pytest.raises(RecipeError, match="privacy: must be null; a search has no secret"):
+        measure_rate_curve(recipe, 50, Reporter())
 
 
 @pytest.mark.medium

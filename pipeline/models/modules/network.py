@@ -145,10 +145,10 @@ def separate_masks(
     # A branch may read a column that is named like a mask.
     names = {name: name_mask(name) for name in inputs if name_mask(name) not in read}
     masks = {name: inputs[mask] for name, mask in names.items() if mask in inputs}
-    mask_names = {MASK, *map(name_mask, masks)}
+    mask_names = {MASK, *map(name_mask, masks)} - set(read)
     others = {name: array for name, array in inputs.items() if name not in mask_names}
     if read:
-        return others, inputs.get(MASK), masks
+        return others, None if MASK in read else inputs.get(MASK), masks
     if len(others) > 1:
         raise ValueError(
             f"the network reads {', '.join(others)}; its first layer must be branches with inputs "

@@ -42,7 +42,8 @@ from pipeline.study.sweep.table import update_table
 
 KEY = "hydra.sweeper.vectorize"
 MAX_PROGRAMS = 4
-"""At most this many programs stay compiled for later trials of a study; each uses memory."""
+"""Programs that stay compiled for later trials of a study, or the number of groups of the latest
+trials if that is larger; each uses memory."""
 POLL_SIGNALS_S = 0.1
 """Seconds between two checks for signals, which only the main thread receives."""
 PRINTED_METRICS = ("train_loss", "accuracy", "loss")
@@ -106,10 +107,10 @@ class Populations:
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
         jobs_by_name = {job.folder.name: job for job in jobs}
         groups = group_recipes(recipes, self.compiled_in)
-        print(f"\n{_format_plan(groups, self.places)}", flush=True)
+        places = replace(self.places, count=min(self.places.count, len(jobs)))
+        print(f"\n{_format_plan(groups, places.count)}", flush=True)
         refused_jobs: list[PlannedJob] = []
         runs = []
-        places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
             members = [collect_numbers(recipes[name]) for name in names]
             shared = self._find_program(program, members, places)
@@ -192,9 +193,8 @@ class Populations:
         return settings if trial is None else {**settings, "trial": int(trial)}
 
 
-def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
+def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], at_once: int) -> str:
     jobs = sum(map(len, groups.values()))
-    at_once = min(places.count, jobs)
     if len(groups) == 1:
         return f"sweep      {jobs} jobs by one program, {at_once} at a time"
     keys = ", ".join(find_differing_keys(groups))
@@ -221,15 +221,22 @@ def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
     """Run members in their order, each in a thread, at most `places` at a time.
 
     A signal to stop reaches the active runs, and no further run begins. Returns the signal, as
-    text; None if all have run.
+    text; None if all have run. If a run raises, no further run begins either, and the first error
+    is raised once the active runs have ended.
     """
     signals = Signals()
     member_signals = [Signals() for _ in runs]
     forwarded_saves = 0
+    errors: list[BaseException] = []
 
     def run_unless_stopped(run: MemberRun, member_signal: Signals) -> None:
-        if signals.stop is None:
+        if signals.stop is not None or errors:
+            return
+        try:
             run(member_signal)
+        except BaseException as error:
+            # Raised at the end: until then the active runs need the signals.
+            errors.append(error)
 
     with (
         signals.hold_stops(),
@@ -241,11 +248,11 @@ def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
             for run, member_signal in zip(runs, member_signals, strict=True)
         }
         while waiting:
-            done, waiting = wait(waiting, POLL_SIGNALS_S, FIRST_COMPLETED)
-            for future in done:
-                future.result()
+            _, waiting = wait(waiting, POLL_SIGNALS_S, FIRST_COMPLETED)
             for member_signal in member_signals:
                 member_signal.stop = member_signal.stop or signals.stop
                 member_signal.saves += signals.saves - forwarded_saves
             forwarded_saves = signals.saves
+    if errors:
+        raise errors[0]
     return signals.stop

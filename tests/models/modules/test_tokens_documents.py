@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.data.text.packing import pack_documents
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.standard import Dense, Residual
+from pipeline.models.layers.standard import Branches, Dense, Residual
 from pipeline.models.layers.tokens import (
     Conv1d,
     Embedding,
@@ -87,3 +87,12 @@ def test_layers_that_mix_documents_are_refused(layer: LayerSpec, place: str) -> 
 def test_mask_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="gets mask alone; must get an array besides masks"):
         separate_masks((Dense(features=2),), {"mask": np.ones((1, 2), bool)})
+
+
+def test_input_named_mask_that_a_branch_reads_is_no_mask_of_tokens() -> None:
+    layer = Branches(branches=((Dense(features=2),),), inputs=("image", "mask"))
+    inputs = {"image": np.ones((1, 2)), "mask": np.zeros((1, 2))}
+    read, token_mask, masks = separate_masks((layer,), inputs)
+    assert list(read) == ["image", "mask"]
+    assert token_mask is None
+    assert masks == {}

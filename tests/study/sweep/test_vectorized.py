@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -213,3 +215,39 @@ def test_signal_stops_members_and_starts_no_more() -> None:
 
     assert run_in_places([member] * 3, 1) == "SIGTERM received"
     assert len(seen) == 1
+
+
+def test_error_of_a_member_cancels_queued_members_and_stops_still_arrive() -> None:
+    """The other active member ends by a signal that comes after the error."""
+    seen = []
+    has_failed = Event()
+
+    def fail(signals: Signals) -> None:
+        has_failed.set()
+        raise OSError("disk full")
+
+    def wait_for_stop(signals: Signals) -> None:
+        has_failed.wait()
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        end = time.monotonic() + 5
+        while signals.stop is None and time.monotonic() < end:
+            time.sleep(0.001)
+        seen.append(signals.stop)
+
+    with pytest.raises(OSError, match="disk full"):
+        run_in_places([wait_for_stop, fail, *[seen.append] * 3], 2)
+    assert seen == ["SIGTERM received"]
+
+
+def test_error_of_a_member_starts_no_queued_member() -> None:
+    started = []
+
+    def begin(signals: Signals) -> None:
+        started.append(signals)
+        time.sleep(0.02)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        run_in_places([begin] * 20, 1)
+    assert len(started) == 1

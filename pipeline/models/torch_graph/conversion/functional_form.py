@@ -4,10 +4,8 @@ An in-place call of a program becomes a call that returns a new value, which lat
 instead of the operand. That is wrong if another value shares the operand's memory and is read
 later; then torch must rewrite the program first, which is slow. Torch computes all constants.
 
-Programs of torch.export whose operators are computed, by torch's decompositions if necessary.
-
-Torch decomposes most of its operators into a core set. That takes seconds, so a program is
-rewritten only if it has an operator that the table lacks, and only such operators are.
+A program is rewritten by torch's decompositions, which takes seconds, only if it has an operator
+that the table lacks, and only such operators are.
 """
 
 from __future__ import annotations
@@ -54,8 +52,10 @@ _IGNORED_KEYWORDS = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking", "copy"}
 )
 _IGNORED_OPS = re.compile(
-    r"_assert_|sym_constrain_range|_check|is_nonzero|_guard|assert_tensor_metadata"
+    r"^(?=(?:aten|prims?|inductor)\.|<|[^.]+$)"
+    r".*(?:_assert_|sym_constrain_range|_check|is_nonzero|_guard|assert_tensor_metadata)"
 )
+"""Names of torch's own operators and functions that only check values."""
 _NORMS = ("aten.batch_norm.default", "aten.instance_norm.default")
 """Operators that change the running statistics among their arguments, 3 and 4, in training."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
@@ -333,10 +333,16 @@ class ProgramReader:
         if not isinstance(tensor, self.torch.Tensor):
             return tensor
         name = node.name
-        while name in self.constants and not self.torch.equal(self.constants[name], tensor):
+        while name in self.constants and not self._are_equal(self.constants[name], tensor):
             name = f"{name}_later"
         self.constants.setdefault(name, tensor.clone())
         return ArrayOf(name)
+
+    def _are_equal(self, a: Any, b: Any) -> bool:
+        """Return whether tensors have equal elements, of which NaN equals NaN."""
+        if self.torch.equal(a, b) or a.shape != b.shape:
+            return bool(a.shape == b.shape)
+        return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _describe_changed_parameter(name: str) -> str:
@@ -366,7 +372,7 @@ def prune_form(
 ) -> Form:
     """Return a form of the nodes from which the output and the updates are computed.
 
-    Batch norm's number of batches isn't updated, since no node reads it.
+    Batch norm's number of batches isn't updated unless a node of the form reads it.
     """
     by_name = {node.name: node for node in nodes}
 
@@ -375,16 +381,20 @@ def prune_form(
         is_integer = bool(results) and not results[0].dtype.startswith(("float", "bfloat"))
         return is_integer and name.endswith("num_batches_tracked")
 
-    updates = {n: value for n, value in updates.items() if not counts_batches(n, value)}
+    counts = {n: value for n, value in updates.items() if counts_batches(n, value)}
     used: set[str] = set()
-    pending = [output.node, *(value.node for value in updates.values())]
+    pending = [output.node, *(value.node for n, value in updates.items() if n not in counts)]
     while pending:
         name = pending.pop()
         if name != INPUT and name not in used:
             used.add(name)
-            references = find_references(by_name[name])
-            pending += [value.node for value in references if isinstance(value, ValueOf)]
-    return Form(tuple(n for n in nodes if n.name in used), output, tuple(updates.items()))
+            for reference in find_references(by_name[name]):
+                if isinstance(reference, ValueOf):
+                    pending.append(reference.node)
+                elif isinstance(reference, ArrayOf) and reference.name in counts:
+                    pending.append(counts.pop(reference.name).node)
+    kept = tuple((n, value) for n, value in updates.items() if n not in counts)
+    return Form(tuple(n for n in nodes if n.name in used), output, kept)
 
 
 def find_array_uses(form: Form) -> Mapping[str, set[tuple[str, int]]]:
@@ -403,10 +413,8 @@ def find_array_uses(form: Form) -> Mapping[str, set[tuple[str, int]]]:
 
 
 def read_program(torch: Any, program: Any, output: str | None = None) -> Draft:
-    """Return the form of a program, whose output has a name if the program has several.
-
-    Raises ValueError if it has none.
-    """
+    """Return the form of a program for its output of a name; None stands for the logits, or the
+    only tensor. Raises ValueError as `ProgramReader.read` does."""
     try:
         draft = ProgramReader(torch, program, output).read()
     except SharedMemoryError:

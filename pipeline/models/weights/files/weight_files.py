@@ -107,14 +107,19 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     writer = _WRITERS[path.suffix.lower()]
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        writer(draft, {name: np.asarray(array, order="C") for name, array in arrays.items()})
+        checked: Arrays = {}
+        for name, array in arrays.items():
+            add_array(checked, name, np.asarray(array, order="C"))
+        writer(draft, checked)
         commit(draft, path)
     except (OSError, ValueError, SafetensorError) as error:
-        with suppress(OSError):
-            draft.unlink()
         reason = getattr(error, "strerror", None) or str(error).partition(". Supported")[0]
         kind = RunError if isinstance(error, OSError) else DataError
         raise kind(f"{path}: can't be written: {reason}") from error
+    finally:
+        # It is there only if an error or a signal came before the commit.
+        with suppress(OSError):
+            draft.unlink()
 
 
 def is_weight_file(path: Path) -> bool:
@@ -192,8 +197,10 @@ def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays as numpy.savez does, which however refuses some names, such as `file`."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
-            if array.dtype.kind == "V":
-                # numpy would write bfloat16 as bytes without a type.
+            if "\0" in name:
+                raise ValueError(f"{show_name(name)} has a zero byte, which cuts a .npz's names")
+            if array.dtype.kind == "V" or array.dtype.type.__module__ == "ml_dtypes":
+                # numpy would write bfloat16 as bytes without a type, float8_e5m2 as an unknown one.
                 raise ValueError(f"{show_name(name)} is {array.dtype}, which a .npz can't hold")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 npy.write_array(file, array, allow_pickle=False)

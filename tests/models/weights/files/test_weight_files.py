@@ -483,3 +483,21 @@ def test_entries_that_are_not_numbers_are_refused(
     np.savez(tmp_path / "w.npz", good=np.ones(2), bad=array)
     with pytest.raises(DataError, match=f"w.npz: can't read these weights: bad is {dtype}; must"):
         read_weights(tmp_path / "w.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [
+        ("a" * 70_000, "float32", "an entry has no name of 1 to 1024 characters"),
+        ("a" * 1025, "float32", "an entry has no name of 1 to 1024 characters"),
+        ("a\0b", "float32", "has a zero byte"),
+        ("a", "float8_e5m2", "a is float8_e5m2, which a .npz can't hold"),
+    ],
+)
+def test_npz_that_could_not_be_read_again_is_not_written(
+    name: str, dtype: str, reason: str, tmp_path: Path
+) -> None:
+    arrays = {"first": np.ones(2), name: np.zeros(2, np.dtype(dtype))}
+    with pytest.raises(DataError, match=reason):
+        write_weights(tmp_path / "a.npz", arrays)
+    assert not list(tmp_path.iterdir())
