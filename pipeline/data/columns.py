@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -255,8 +255,6 @@ class Targets:
     """Number of training labels of each class; empty unless the loss depends on them."""
     naive_mae: float | None = None
     """Mean absolute error of a naive forecast of the evaluation samples, in the data's units."""
-    naive_errors: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """The same of each row of the evaluation split as it was read, float64 (n,)."""
     distribution: Distribution = ""
     """Distribution of the numbers, if the loss depends on it."""
 

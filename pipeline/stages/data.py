@@ -160,9 +160,6 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
     targets = replace_targets(spec.eval.ops, raw.targets)
-    if targets.naive_errors is not None:
-        errors = targets.naive_errors[eval_split.list_rows()]
-        targets = replace(targets, naive_mae=float(errors.mean()) or None)
     raw = replace(raw, targets=replace(targets, task=recipe.train.loss.choose_task(targets.task)))
     raw, loss_line = _describe_targets(recipe, raw)
     counts_classes = recipe.train.loss.needs_class_counts

@@ -14,7 +14,6 @@ from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
@@ -189,19 +188,6 @@ def test_forecast_is_better_than_the_seasonal_naive(
     assert summary.metrics["relative_mae"] < 0.5
     said = (tmp_path / "run" / "run.log").read_text()
     assert "seasonal naive, the value of 11 steps before: mean absolute error" in said
-
-
-def test_naive_error_is_of_the_evaluated_windows(files: dict[str, Path], cache: Path) -> None:
-    season = "dataset.period=4"
-    whole = load_data(compose("forecast_linear", files, cache, season))
-    errors = whole.targets.naive_errors
-    assert errors is not None
-    part = load_data(compose("forecast_linear", files, cache, season, "eval.samples=2"))
-    rows = part.eval.list_rows()
-    assert rows.tolist() == [0, len(errors) // 2]
-    assert part.targets.naive_mae == pytest.approx(errors[rows].mean())
-    assert whole.targets.naive_mae == pytest.approx(errors.mean())
-    assert whole.targets.naive_mae != part.targets.naive_mae
 
 
 def test_series_of_another_length_are_refused_by_infer(

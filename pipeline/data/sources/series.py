@@ -319,8 +319,7 @@ def _compare_with_naive(targets: Targets, errors: np.ndarray, period: int) -> tu
     name = "the last value" if period == 1 else f"the value of {period:,} steps before"
     note = f"seasonal naive, {name}: mean absolute error {naive_mae:.5g} in the evaluation windows"
     # A series that repeats itself exactly has nothing to compare with.
-    targets = replace(targets, naive_mae=naive_mae or None, naive_errors=errors.mean(axis=1))
-    return targets, note
+    return replace(targets, naive_mae=naive_mae or None), note
 
 
 def _stack_columns(table: RawTable, names: tuple[str, ...]) -> np.ndarray:
