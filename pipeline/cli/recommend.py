@@ -50,7 +50,8 @@ def main(
         best = select_best(trials, key=lambda trial: trial.values[0])
         values = " ".join(to_overrides(best.params))
         summary.append(f"best so far: {metric} {best.values[0]:.6g} with {values}")
-    history = str(folder) if re.fullmatch(r"[\w/.-]+", str(folder)) else quote_value(str(folder))
+    is_plain = re.fullmatch(r"[\w/.-]+", str(folder), re.ASCII)
+    history = str(folder) if is_plain else quote_value(str(folder))
     study = [
         "-m",
         *overrides,

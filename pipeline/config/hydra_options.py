@@ -159,11 +159,12 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         overrides = [f"+recipe={recipe}", *overrides]
     else:
         # A sweep has several options, but a file's name may have a comma too.
-        options = [recipe] if expand_home(Path(recipe)).is_file() else recipe.split(",")
+        options = [recipe] if os.path.isfile(expand_home(Path(recipe))) else recipe.split(",")
         for position, option in enumerate(options):
             if option.endswith(YAML):
                 file = expand_home(Path(option))
-                options[position] = _name_option(file, options)
+                taken = [*options, *files] if len(options) > 1 else ()
+                options[position] = _name_option(file, taken)
                 files[options[position]] = file
         if (named := ",".join(options)) != recipe:
             recipe = named
@@ -239,10 +240,12 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
 
 
 def _name_option(file: Path, taken: Collection[str]) -> str:
-    """Return the stem of a file, or another name if the stem is `taken` by another option of a
-    sweep, or if Hydra wouldn't read it as a text: 12."""
-    is_name = _TEXT.fullmatch(file.stem) and file.stem not in taken
-    return file.stem if is_name else f"file-{crc32(os.fsencode(file)):08x}"
+    """Return the stem of a file, or one with a digest of its path if the stem is `taken`, as by
+    another option of a sweep or a base, or begins as a number: 12."""
+    if _TEXT.fullmatch(file.stem) and file.stem not in taken:
+        return file.stem
+    stem = re.sub(r"[^\w.+-]", "_", file.stem, flags=re.ASCII)
+    return f"file-{stem}-{crc32(os.fsencode(file)):08x}"
 
 
 def _register_custom_components(overrides: Sequence[str]) -> None:

@@ -91,6 +91,15 @@ def test_sweep_has_recipe_files_of_equal_names(
     seeds = [find_stored_recipe(name)["seed"] for name in names[:3]]
     assert seeds == [0, 1, 2]
     assert load_recipe("a,b.yaml").seed == 3
+    # A file beside others doesn't replace a shipped recipe, which may be another file's base.
+    Path("lenet5_digits.yaml").write_text("defaults: [mlp_mnist]\nseed: 9\n")
+    (swept,) = resolve_recipe(["+recipe=mine.yaml,lenet5_digits.yaml"])
+    name = swept.split(",")[1]
+    assert name.startswith("file-lenet5_digits-")
+    assert find_stored_recipe(name)["seed"] == 9
+    # Names of more than a path may have, together.
+    shipped = ",".join(["lenet5_digits"] * 20)
+    assert resolve_recipe([f"+recipe={shipped}"]) == [f"+recipe={shipped}"]
     with pytest.raises(RecipeError, match=r"recipe = none\.yaml: there is no such file"):
         resolve_recipe(["+recipe=mine.yaml,none.yaml"])
 
