@@ -32,8 +32,8 @@ _NAME_HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNO
 """Matches a part of every name of a secret, so that texts without a match aren't searched."""
 _IN_ADDRESSES = (
     # A password may have any character: https://user:p@ss/word@host.
-    re.compile(r"""(?i)(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,4000}(@)"""),
-    re.compile(r"""(?i)(\bhttps?://)[^\s/@:'"]{1,4000}(@)"""),
+    re.compile(r"""(?i)(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,1000}(@)"""),
+    re.compile(r"""(?i)(\bhttps?://)[^\s/@:'"]{1,1000}(@)"""),
 )
 _BY_NAME = (
     re.compile(rf"""(?i)([?&;]{_QUERY_NAMES}=)[^&\s'"#]+()"""),

@@ -25,7 +25,8 @@ def show(value: Any) -> str:
         text = f"a number of {value.bit_length():,} bits"
     if isinstance(value, str) and not _is_plain_text(value):
         text = f"'{value}'"
-    return shorten(printable(text), 60)
+    # More than is shown, since secrets are hidden before the text is cut.
+    return shorten(printable(text[:8192]), 60)
 
 
 def join_first(

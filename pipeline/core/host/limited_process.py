@@ -84,8 +84,8 @@ class LimitedProcess:
         head = REQUEST.pack(kind, memory_bytes, limits.cpu_s, len(content))
         with self._lock:
             if self._exceeded is not None:
-                why = f"an earlier request took more than {self._exceeded}"
-                raise ChildLimitError(f"has ended, since {why}")
+                why = f"has ended, since an earlier request took more than {self._exceeded}"
+                raise ChildLimitError(f"{why}, and can't be used")
             try:
                 status, answer = _exchange(self._process, head + content)
             except (OSError, struct.error):
