@@ -90,6 +90,8 @@ def main() -> None:
     parser.add_argument("--limit-gib", type=int, default=12, help="of memory, for a network")
     args = parser.parse_args()
     limits = Limits(args.limit_s, args.limit_gib << 30)
+    if args.seed and args.rows == ROWS:
+        parser.error(f"--seed {args.seed}: needs --rows, since {ROWS.name} has those of seed 0")
     names = args.networks.split(",") if args.networks else list_networks(args.seed)
     done = read_rows(args.rows)
     if args.float64 and (unknown := [name for name in names if name not in done]):

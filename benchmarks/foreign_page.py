@@ -134,10 +134,9 @@ def read_rows(path: Path) -> dict[str, Comparison]:
 
 
 def write_row(path: Path, row: Comparison) -> None:
-    """Write a comparison among those of a file, by names; it replaces the former of its name."""
-    rows = read_rows(path) | {row.name: row}
-    lines = [json.dumps(asdict(rows[name])) + "\n" for name in sorted(rows)]
-    path.write_text("".join(lines), encoding="utf-8")
+    """Append a comparison to a file, where it replaces the former of its name for `read_rows`."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(row)) + "\n")
 
 
 def format_page(comparisons: Iterable[Comparison]) -> str:

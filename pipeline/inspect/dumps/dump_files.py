@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -120,7 +121,7 @@ def write_dump(
 
     If nothing could be written, as on a full disk, no folder is left.
     """
-    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+    new_folders = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     num_written = 0
     nbytes = 0
     left_out = list[str]()

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import sys
 import wave
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ PROGRAM_OPTIONS = ("--int8", "--weights")
 # fmt: off
 UNREADABLE = (
     OSError, ValueError, EOFError, LookupError, SyntaxError, TypeError, wave.Error,
-    zipfile.BadZipFile, Image.DecompressionBombError,
+    zipfile.BadZipFile, zlib.error, struct.error, Image.DecompressionBombError,
 )
 # fmt: on
 """Errors that numpy, Pillow and wave raise for other and damaged files."""
@@ -63,7 +65,9 @@ class OnnxNetwork:
         """
         column = self.description["columns"][name]
         shape, dtype = tuple(column["shape"]), np.dtype(column["dtype"])
-        if len(shape) > 1 and shape[-1] == 1 and array.shape[1 - len(shape) :] == shape[:-1]:
+        is_whole = shape in (array.shape, array.shape[1:])
+        num_sizes = min(len(shape) - 1, array.ndim)
+        if not is_whole and shape == (*array.shape[array.ndim - num_sizes :], 1):
             array = array[..., np.newaxis]
         samples = array[np.newaxis] if array.shape == shape else array
         if samples.shape[1:] != shape or not len(samples):

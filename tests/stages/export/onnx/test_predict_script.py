@@ -179,6 +179,22 @@ def test_one_sample_needs_no_axis_of_samples(folder: Path, tmp_path: Path) -> No
     assert result.stdout == f"{tmp_path / 'one.npy'}: c 0.7000\n"
 
 
+@pytest.mark.parametrize(
+    ("shape", "given"),
+    [((1,), (5,)), ((1,), ()), ((1, 1), (5, 1, 1)), ((2, 3, 1), (5, 2, 3)), ((2, 3, 1), (2, 3))],
+)
+def test_last_axis_of_one_value_may_be_left_out(
+    shape: tuple[int, ...], given: tuple[int, ...]
+) -> None:
+    # It imports onnxruntime, which the tests above need too.
+    from pipeline.stages.export.onnx import predict_script
+
+    network = predict_script.OnnxNetwork.__new__(predict_script.OnnxNetwork)
+    network.description = {"columns": {"x": {"shape": shape, "dtype": "float32"}}}
+    count = 5 if 5 in given else 1
+    assert network.fit(np.zeros(given), "x").shape == (count, *shape)
+
+
 @pytest.mark.medium
 def test_reader_may_close_the_pipe(folder: Path, tmp_path: Path) -> None:
     """As `| head` does: the script ends without a traceback, also with much left to print."""
