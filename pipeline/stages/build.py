@@ -174,7 +174,6 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     with blaming_key("train.optimizer"):
         state = find_shapes(lambda initial: init_state(step_config, initial), variables)
     require_all(STATE_CHECKS, replace(draft, state=state))
-    leaves = jax.tree.leaves(state.params)
     built = Built(
         step_config=step_config,
         run_schedule=schedule,
@@ -182,7 +181,7 @@ def _build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         seed=seed,
         state=state,
         train_inputs=dataset.train_inputs,
-        parameters=sum(leaf.size for leaf in leaves),
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         parameter_bytes=count_bytes(state.params),
         privacy=privacy,
     )

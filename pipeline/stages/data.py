@@ -234,7 +234,8 @@ def _map_splits(
         for split in (raw.train, raw.eval):
             column: Any = split.columns.get(array.column)
             is_read = type(column) is np.ndarray and column.dtype == array.spec.dtype
-            if is_read and array.dtype == "int32" and (column.astype(np.int32) != column).any():
+            is_wide = is_read and array.dtype == "int32" and not np.can_cast(column.dtype, "i4")
+            if is_wide and (column.astype(np.int32) != column).any():
                 raise RecipeError(f"dataset: {array.column} has numbers that int32 can't hold")
     labels = train_specs["label"], eval_specs["label"]
     return _MappedSplits(train_ops, eval_ops, inputs, *labels, drawn_specs)
