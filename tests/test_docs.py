@@ -199,7 +199,9 @@ def _is_there(name: str) -> bool:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_of_documents_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)", document.read_text())
+    text = document.read_text()
+    links = re.findall(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)", text)
+    links += re.findall(r"(?m)^\[[^\]]+\]: (?!https?:)([^\s#]*)(?:#(\S*))?$", text)
     targets = [((document.parent / path if path else document), anchor) for path, anchor in links]
     assert [path for path, _ in targets if not path.exists()] == []
     assert [

@@ -27,7 +27,9 @@ HOME = "index.md"
 OUTER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Places of files outside of docs/, but README.md and the results of benchmarks."""
 RESULTS = "benchmarks/results/"
-LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)\s#]+)((?:#[^)\s]*)?\))")
+LINK = re.compile(
+    r"(\]\(|^\[[^\]]+\]: )(?!https?:|#|mailto:)([^)\s#]+)((?:#[^)\s]*)?(?:\)|$))", re.MULTILINE
+)
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 """Languages of code blocks by suffix."""
 API = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -199,6 +199,9 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
     if not root.is_dir():
         raise DataError(f"{root}: there is no such file or folder")
     try:
+        # Python 3.13 reads ** inside a name as *, older ones raise ValueError.
+        if any("**" in part and part != "**" for part in PurePath(pattern).parts):
+            raise ValueError("** must be a folder's name of its own")
         files = sorted(path for path in root.glob(pattern) if path.is_file())
     except (NotImplementedError, ValueError, IndexError) as error:
         raise DataError(
