@@ -114,8 +114,12 @@ def compute_wide(function: Callable[[Array], Array], x: Array) -> Array:
     def apply(x: Array) -> Array:
         return function(x.astype(jnp.float32)).astype(x.dtype)
 
+    def apply_narrow(x: Array) -> Array:
+        # flax divides by float32 counts.
+        return function(x).astype(x.dtype)
+
     platforms = dict.fromkeys(("cpu", "cuda", "rocm", "tpu"), apply)
-    result: Array = jax.lax.platform_dependent(x, **platforms, default=function)
+    result: Array = jax.lax.platform_dependent(x, **platforms, default=apply_narrow)
     return result
 
 
