@@ -13,7 +13,7 @@ from jax import Array
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import pair
-from pipeline.models.lowerings.formulas.pools import average_windows, max_windows
+from pipeline.models.lowerings.formulas.pools import average_windows, compute_wide, max_windows
 from pipeline.models.lowerings.lowered_layers import pool_max
 from pipeline.models.lowerings.problem import Pair, swap_layout
 from pipeline.models.modules.apply_layers import (
@@ -160,22 +160,12 @@ def _compute_max_pool(layer: standard.MaxPool, x: Array, context: LayerContext) 
 def average_pool(
     x: Array, window: Sequence[int], strides: Sequence[int], pads: Sequence[Pair]
 ) -> Array:
-    """Return the mean of every window of x (batch, ..., channels), without padding, in x's type.
-
-    Values are summed in float32, in which no sum of 16-bit values overflows; for an emulated chip
-    in the type of x, as its kernel sums them."""
+    """Return the mean of every window of x (batch, ..., channels), without padding, in x's type."""
 
     def compute(x: Array) -> Array:
         return nn.avg_pool(x, window, strides, pads, count_include_pad=False)
 
-    def compute_wide(x: Array) -> Array:
-        return compute(x.astype(jnp.float32))
-
-    if x.dtype.itemsize >= 4:
-        return compute(x)
-    platforms = dict.fromkeys(("cpu", "cuda", "rocm", "tpu"), compute_wide)
-    mean: Array = jax.lax.platform_dependent(x, **platforms, default=compute)
-    return mean.astype(x.dtype)
+    return compute_wide(compute, x)
 
 
 @computes(standard.AvgPool)

@@ -10,7 +10,7 @@ floor(i n / k) up to, not including, ceil((i + 1) n / k), as in PyTorch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,40 @@ def average_windows(x: Array, axis: int, count: int) -> Array:
         return x.mean(axis, keepdims=True)
     if size % count == 0:
         return _split_axis(x, axis, count).mean(axis + 1)
-    return multiply_axis(x, axis, weigh_windows(size, count))
+    # No product with weights: of an infinite value and a weight of 0 it is NaN.
+    windows = _find_windows(size, count)
+    lengths = np.array([end - start for start, end in windows])
+    is_repeated = np.arange(lengths.max()) >= lengths[:, None]
+    trailing = (1,) * (x.ndim - axis - 1)
+
+    def compute(x: Array) -> Array:
+        taken = jnp.take(x, index_windows(size, count), axis=axis)
+        zero = jnp.zeros((), x.dtype)
+        total = jnp.where(is_repeated.reshape(*is_repeated.shape, *trailing), zero, taken)
+        return total.sum(axis + 1) / jnp.asarray(lengths.reshape(-1, *trailing), x.dtype)
+
+    return compute_wide(compute, x)
+
+
+def compute_wide(function: Callable[[Array], Array], x: Array) -> Array:
+    """Apply a sum over windows to x, and return its result in the type of x.
+
+    Values are summed in float32, in which no sum of 16-bit values overflows; for an emulated chip
+    in the type of x, as its kernel sums them.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize >= 4:
+        return function(x)
+
+    def apply(x: Array) -> Array:
+        return function(x.astype(jnp.float32)).astype(x.dtype)
+
+    def apply_narrow(x: Array) -> Array:
+        # flax divides by float32 counts.
+        return function(x).astype(x.dtype)
+
+    platforms = dict.fromkeys(("cpu", "cuda", "rocm", "tpu"), apply)
+    result: Array = jax.lax.platform_dependent(x, **platforms, default=apply_narrow)
+    return result
 
 
 def max_windows(x: Array, axis: int, count: int) -> Array:

@@ -36,6 +36,31 @@ def parse_base_name(full_op: str) -> str:
     return full_op.split(".")[1] if full_op.count(".") else full_op
 
 
+def is_idle_dropout(node: Any) -> bool:
+    """Return whether a node is a dropout of no values, which returns its argument."""
+    return str(node.target) == "aten.dropout.default" and (not node.args[2] or node.args[1] == 0)
+
+
+def find_owner(node: Any, name: str) -> Any:
+    """Return the argument whose memory the result of a call of an operator has; None if none.
+
+    Torch's examples of values show it, except of an idle dropout, which torch.export copies, and of
+    views that are copies for the example's steps alone.
+    """
+    if node.args and hasattr(node.args[0], "name") and (name in VIEWS or is_idle_dropout(node)):
+        return node.args[0]
+    memories = _find_memories(node)
+    shared = (x for x in node.all_input_nodes if memories & _find_memories(x))
+    return next(shared, None)
+
+
+def _find_memories(node: Any) -> set[int]:
+    """Return the addresses of the storages of a node's example values."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return {x.untyped_storage()._cdata for x in values if hasattr(x, "untyped_storage")}
+
+
 def find_module(node: Any) -> tuple[str, str]:
     """Return the path and the class of the module that calls a node."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -120,12 +145,13 @@ def _refuse_changes(region: Any, activations: frozenset[Any]) -> None:
 
 def _find_memory(node: Any) -> Any:
     """Return the node in a region whose memory the result of a view or in-place call shares."""
-    while node.op == "call_function" and node.args and hasattr(node.args[0], "op"):
+    while node.op == "call_function":
         is_item = node.target is operator.getitem
         name = "getitem" if is_item else parse_base_name(str(node.target))
-        if name not in VIEWS and not name.endswith("_"):
+        owner = node.args[0] if name.endswith("_") else find_owner(node, name)
+        if owner is None:
             break
-        node = node.args[0]
+        node = owner
     return node
 
 

@@ -30,18 +30,30 @@ from pipeline.models.torch_graph.operators.linear_algebra_ops import power_norm
 _SAME_NAMES = (
     jnp.acos, jnp.acosh, jnp.asin, jnp.asinh, jnp.atan, jnp.atanh, jnp.bitwise_not,
     jnp.ceil, jnp.cos, jnp.cosh, jnp.exp, jnp.exp2, jnp.expm1, jnp.floor, jnp.isfinite, jnp.isinf,
-    jnp.isnan, jnp.log, jnp.log10, jnp.log1p, jnp.log2, jnp.logical_not, jnp.round, jnp.sign,
-    jnp.sin, jnp.sinh, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh, jnp.trunc,
+    jnp.isnan, jnp.log, jnp.log10, jnp.log1p, jnp.log2, jnp.logical_not, jnp.round, jnp.sin,
+    jnp.sinh, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh, jnp.trunc,
 )
 # fmt: on
 """Functions with the same name in ATen and jax.numpy."""
 
 
+def _find_sign(x: Array) -> Array:
+    """Return -1, 0 or 1, and 0 for NaN as in PyTorch, in the dtype of x; a bool as it is."""
+    if x.dtype == jnp.bool_:
+        return x
+    return jnp.where(jnp.isnan(x), jnp.zeros_like(x), jnp.sign(x)) if is_float(x) else jnp.sign(x)
+
+
 def _absolute(x: Array) -> Array:
-    """Return |x|, whose gradient at 0 is 0."""
+    """Return |x|, whose gradient at 0 and NaN is 0."""
     if not is_float(x):
         return jnp.abs(x)
-    return x * lax.stop_gradient(jnp.sign(x))
+    return x * lax.stop_gradient(_find_sign(x))
+
+
+def _compute_as_float(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return the function, which computes whole numbers and bools in float32."""
+    return lambda x: function(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32))
 
 
 def _saturate(x: Array, low: float | None = None, high: float | None = None) -> Array:
@@ -64,12 +76,13 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "hardswish": jax.nn.hard_swish,
     "hardsigmoid": lambda x: _saturate(x + 3, 0, 6) / 6,
     "hardtanh": lambda x, low=-1.0, high=1.0: _saturate(x, low, high),
-    "sigmoid": jax.nn.sigmoid,
+    "sigmoid": _compute_as_float(jax.nn.sigmoid),
+    **dict.fromkeys(("sign", "sgn"), _find_sign),
     "log_sigmoid": jax.nn.log_sigmoid,
     **dict.fromkeys(("clamp", "clip"), _saturate),
     "clamp_min": _saturate,
     "clamp_max": lambda x, high: _saturate(x, None, high),
-    "rsqrt": lambda x: lax.rsqrt(x),
+    "rsqrt": _compute_as_float(lax.rsqrt),
     "reciprocal": lambda x: 1 / x,
     "neg": lambda x: -x,
     "nan_to_num": lambda x, nan=None, posinf=None, neginf=None: jnp.nan_to_num(

@@ -287,7 +287,6 @@ aten("conj.default", "_conj.default", "conj_physical.default", "_conj_physical.d
     valuewise(jnp.conj)
 )
 aten("resolve_conj.default", "resolve_neg.default")(lambda x: x)
-aten("sgn.default")(valuewise(jnp.sign))
 
 
 def _scale(x: Array, axes: Axes, shape: Sequence[int], normalization: int) -> Array:

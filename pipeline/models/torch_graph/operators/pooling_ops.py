@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.formulas.pools import (
     average_windows,
+    compute_wide,
     max_windows,
 )
 from pipeline.models.lowerings.lowered_layers import pool_max
@@ -205,23 +206,27 @@ def _average(x: Array, first: int, num_axes: int, settings: AvgPoolSettings) -> 
         """Return a value for each axis of x: numbers for the spatial axes, else `other`."""
         return (other,) * first + tuple(numbers) + (other,) * (x.ndim - first - num_axes)
 
-    # The initial value is a numpy array. With a JAX array the sum would have no gradient.
-    total = lax.reduce_window(
-        x,
-        np.zeros((), x.dtype),
-        lax.add,
-        window_dimensions=fill_axes(window, 1),
-        window_strides=fill_axes(strides, 1),
-        padding=fill_axes(pads, (0, 0)),
-    )
-    if settings.divisor_override is not None:
-        return total / settings.divisor_override
-    num_rows = map(_count_rows, sizes, window, strides, pads, padding)
-    divisor = np.asarray(reduce(np.multiply.outer, num_rows), np.float32)
-    if (divisor == divisor.flat[0]).all():
-        return total / np.asarray(divisor.flat[0], total.dtype)
-    shape = fill_axes(divisor.shape, 1)[first:]
-    return total / jnp.asarray(divisor.reshape(shape), total.dtype)
+    if settings.divisor_override is None:
+        num_rows = map(_count_rows, sizes, window, strides, pads, padding)
+        counts = np.asarray(reduce(np.multiply.outer, num_rows), np.float32)
+        shape = () if (counts == counts.flat[0]).all() else fill_axes(counts.shape, 1)[first:]
+        divisor = counts.reshape(shape) if shape else counts.flat[:1].reshape(())
+    else:
+        divisor = np.full((), settings.divisor_override, np.float32)
+
+    def compute(x: Array) -> Array:
+        # The initial value is a numpy array. With a JAX array the sum would have no gradient.
+        total = lax.reduce_window(
+            x,
+            np.zeros((), x.dtype),
+            lax.add,
+            window_dimensions=fill_axes(window, 1),
+            window_strides=fill_axes(strides, 1),
+            padding=fill_axes(pads, (0, 0)),
+        )
+        return total / jnp.asarray(divisor, total.dtype)
+
+    return compute_wide(compute, x)
 
 
 def _count_rows(size: int, window: int, stride: int, pads: Pair, padding: int) -> np.ndarray:

@@ -271,13 +271,15 @@ def topk(x: TorchTensor, k: int, dim: int = -1, largest: bool = True, *others: b
     return _take(x, indices, axis)
 
 
-def _select(x: TorchTensor, rank: Callable[[int], int], dim: int, keepdim: bool) -> Pair:
-    """Return the value of a rank of an axis, by the size of the axis, and its index."""
+def _take_rank(x: TorchTensor, rank: int | Array, dim: int, keepdim: bool) -> Pair:
+    """Return the value of a rank of an axis, and its index. The rank may differ along the axis."""
     if x.ndim == 0:
         return _sort(x, dim, False)
-    values, indices = (part.plain() for part in _sort(x, dim, False))
-    number = rank(x.shape[dim])
-    kept = [lax.slice_in_dim(a, number, number + 1, axis=dim % x.ndim) for a in (values, indices)]
+    array = x.plain()
+    order = _order(array, dim % x.ndim, False)
+    shape = tuple(1 if axis == dim % x.ndim else size for axis, size in enumerate(x.shape))
+    places = jnp.take_along_axis(order, jnp.broadcast_to(jnp.asarray(rank), shape), dim)
+    kept = (jnp.take_along_axis(array, places, dim), places)
     first, second = kept if keepdim else [jnp.squeeze(a, dim) for a in kept]
     return to_tensor(first), to_tensor(second)
 
@@ -285,18 +287,21 @@ def _select(x: TorchTensor, rank: Callable[[int], int], dim: int, keepdim: bool)
 @aten("kthvalue.default")
 def kth_value(x: TorchTensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     """Return the k-th smallest value of an axis, and its index."""
-    return _select(x, lambda size: k - 1, dim, keepdim)
+    return _take_rank(x, k - 1, dim, keepdim)
 
 
 @aten("median.dim")
 def median(x: TorchTensor, dim: int, keepdim: bool = False) -> Pair:
-    """Return the lower median of an axis, and its index."""
-    return _select(x, lambda size: (size - 1) // 2, dim, keepdim)
+    """Return the lower median of an axis, or its first NaN, and the index."""
+    if x.ndim == 0:
+        return _sort(x, dim, False)
+    size = x.shape[dim]
+    # NaN is sorted after all numbers.
+    count = (~jnp.isnan(x.plain())).sum(dim, keepdims=True, dtype=jnp.int32)
+    return _take_rank(x, jnp.where(count < size, count, (size - 1) // 2), dim, keepdim)
 
 
-aten("median.default")(
-    lambda x: _select(to_tensor(x.plain().reshape(-1)), lambda size: (size - 1) // 2, 0, False)[0]
-)
+aten("median.default")(lambda x: median(to_tensor(x.plain().reshape(-1)), 0)[0])
 
 
 def _register_running(name: str, is_better: Callable[[Array, Array], Array]) -> None:

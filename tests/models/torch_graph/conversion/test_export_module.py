@@ -148,7 +148,31 @@ def through_real_part(_: Any, y: Any) -> Any:
     return y
 
 
+def changed_after(share: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """A value that is read after a result that has its memory has changed in place."""
+
+    def change(_: Any, y: Any) -> Any:
+        y = y * 1
+        shared = share(y)
+        shared.mul_(3)
+        return y + shared.sum() / 100
+
+    return change
+
+
 IN_PLACE = [
+    *map(
+        changed_after,
+        (
+            lambda y: functional.dropout(y, 0.5, False),
+            lambda y: functional.dropout2d(y, 0.5, False),
+            lambda y: functional.alpha_dropout(functional.dropout(y, 0.5, False), 0.5, False),
+            lambda y: torch.einsum("bchw->bwch", y),
+            lambda y: torch.einsum("bchw,bchw->bchw", y, y),
+            lambda y: torch.atleast_3d(y),
+            lambda y: y.sum_to_size(y.shape),
+        ),
+    ),
     in_place_chain,
     through_views,
     through_windows,

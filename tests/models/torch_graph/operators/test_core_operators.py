@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -165,3 +166,60 @@ def test_transposed_arrays_have_all_axes_reversed() -> None:
     x = np.arange(24.0).reshape(2, 3, 4)
     np.testing.assert_array_equal(compute_one("numpy_T.default", x), x.T)
     np.testing.assert_array_equal(compute_one("mT.default", x), x.transpose(0, 2, 1))
+
+
+def first_result(name: str, array: Any, *args: Any) -> Any:
+    """The first result of an operator, as a numpy array."""
+    result = OPERATORS[f"aten.{name}"](CONTEXT, to_tensor(jnp.asarray(array)), *args)
+    return np.asarray((result[0] if isinstance(result, tuple) else result).plain(), np.float32)
+
+
+NAN = float("nan")
+
+
+def test_median_of_nan_is_nan() -> None:
+    rows = np.array([[1, NAN, 3, NAN], [4, 2, 1, 0], [NAN] * 4], np.float32)
+    values, places = OPERATORS["aten.median.dim"](CONTEXT, to_tensor(jnp.asarray(rows)), 1)
+    np.testing.assert_array_equal(values.plain(), [NAN, 1, NAN])
+    np.testing.assert_array_equal(places.plain(), [1, 2, 0])
+    np.testing.assert_array_equal(first_result("median.dim", rows, 0), [NAN, NAN, NAN, NAN])
+    assert np.isnan(first_result("median.default", rows))
+    assert first_result("median.default", rows[1]) == 1
+    assert first_result("median.default", np.array([3, 1, 2], np.int32)) == 2
+
+
+def test_sign_of_nan_is_zero() -> None:
+    for name in ("sign.default", "sgn.default"):
+        np.testing.assert_array_equal(first_result(name, [NAN, -2.0, 0.0, 3.0]), [0, -1, 0, 1])
+        np.testing.assert_array_equal(first_result(name, np.array([-2, 0, 3])), [-1, 0, 1])
+        np.testing.assert_array_equal(first_result(name, [True, False]), [1, 0])
+
+
+def test_gradient_of_an_absolute_nan_is_zero() -> None:
+    def total(x: Any) -> Any:
+        return OPERATORS["aten.abs.default"](CONTEXT, to_tensor(x)).plain().sum()
+
+    np.testing.assert_array_equal(jax.grad(total)(jnp.array([NAN, -2.0, 0.0])), [0, -1, 0])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+def test_sigmoid_and_rsqrt_of_whole_numbers_are_floats(dtype: str) -> None:
+    numbers = np.array([1, 1, 4]).astype(dtype)
+    x = numbers.astype(np.float32)
+    np.testing.assert_allclose(first_result("sigmoid.default", numbers), 1 / (1 + np.exp(-x)), 1e-6)
+    np.testing.assert_allclose(first_result("rsqrt.default", numbers), 1 / np.sqrt(x), 1e-6)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_averages_of_16_bits_do_not_overflow(axes: int) -> None:
+    volumes = np.full((1, 2, *[4] * axes), 30000, np.float16)
+    for args in ((4,), (3, 1, 1, False, False), (2, 2, 0, False, True, 2**axes)):
+        assert (first_result(f"avg_pool{axes}d.default", volumes, *args) == 30000).all()
+    assert (first_result(f"adaptive_avg_pool{axes}d.default", volumes, [3] * axes) == 30000).all()
+
+
+def test_infinite_pixel_is_in_the_averages_of_its_windows_alone() -> None:
+    rows = np.arange(10, dtype=np.float32).reshape(1, 2, 5)
+    rows[0, 0, 0] = np.inf
+    average = first_result("adaptive_avg_pool1d.default", rows, [3])
+    np.testing.assert_allclose(average, [[[np.inf, 2, 3.5], [5.5, 7, 8.5]]])
