@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.core.host.memory import read_resident_bytes, return_free_pages
 from pipeline.core.plugins import loading
 from tests.compiling import compile_quickly, lightly_optimized, optimized, unoptimized
 from tests.config_files import parse_config_files_once
@@ -83,6 +84,8 @@ LONGEST = (
     "data/tables/test_tables.py",
 )
 """Files that take a minute or so, which are begun first: two processes then end together."""
+
+LARGEST_PROCESS_BYTES = 3 << 29
 
 
 @pytest.fixture(scope="session")
@@ -268,6 +271,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _freed_programs() -> Iterator[None]:
+    """A process that has grown frees the programs of its files: three would fill 24 GB."""
+    yield
+    if read_resident_bytes() > LARGEST_PROCESS_BYTES:
+        jax.clear_caches()
+        gc.collect()
+        return_free_pages()
 
 
 @pytest.fixture(autouse=True)
