@@ -24,8 +24,8 @@ from pipeline.core.errors import (
 from pipeline.core.files.atomic_write import format_json
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.host.launchers import RankPlace, find_place
+from pipeline.core.host.process_start import FLAGS
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
-from pipeline.stages.record.continuity import XLA_FLAGS
 from pipeline.stages.record.summary import find_version, list_versions
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.parallel_spec import LaunchSpec
@@ -172,14 +172,14 @@ def add_xla_flag(flag: str) -> None:
     XLA reads a text that doesn't begin with -- as the name of a file, and aborts the process
     without one. Raises RunError if the file can't be read.
     """
-    flags = os.environ.get(XLA_FLAGS, "").strip()
+    flags = os.environ.get(FLAGS, "").strip()
     if flags and not flags.startswith("--"):
         try:
             flags = read_text(Path(flags)).strip()
         except (OSError, ValueError) as error:
-            problem = f"{XLA_FLAGS} = {flags}: can't be read: {get_system_reason(error)}"
-            raise RunError(problem) from error
-    os.environ[XLA_FLAGS] = f"{flags} {flag}".strip()
+            reason = get_system_reason(error)
+            raise RunError(f"{FLAGS} = {flags}: can't be read: {reason}") from error
+    os.environ[FLAGS] = f"{flags} {flag}".strip()
 
 
 def _give_up(place: RankPlace) -> None:
