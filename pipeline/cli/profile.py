@@ -13,6 +13,7 @@ from pipeline.config.inspection_specs import parse_profiling_variables
 from pipeline.config.overrides import get_key
 from pipeline.core.errors import DataError, RunError, UsageError, printable_lines
 from pipeline.core.files.bounded_read import read_json
+from pipeline.stages.launch.join import add_xla_flag
 from pipeline.stages.record.run_directory import LOG, PROFILE
 
 STAGES = "stages=[data,build,compile,train]"
@@ -44,7 +45,7 @@ def main(overrides: Sequence[str]) -> CommandResult:
     # Command buffers of a GPU hide the names of operations. On other devices the flag would only
     # change the keys of cached programs.
     if "device=gpu" in overrides and GPU_FLAG not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAG}".strip()
+        add_xla_flag(GPU_FLAG)
     words = [*overrides, *settings]
     run = compose_run(words)
     summary = train_run(run, words, started_at)

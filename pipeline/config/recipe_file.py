@@ -64,7 +64,7 @@ CHARACTERS_A_VALUE = 64
 """A text has the size of one value, and of one more for each of these many characters."""
 
 _OPENING = "${"
-_REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\w+\])*)\}")
+_REFERENCE = re.compile(r"\$\{(\w[\w-]*(?:\.\w[\w-]*|\[\w+\])*)\}")
 
 
 def read_recipe_file(file: Path) -> Tree:
@@ -312,7 +312,7 @@ class _Measurements:
 
 def _parse_targets(text: str) -> list[TreePath]:
     """Return the paths that the references in a text point to."""
-    return [tuple(re.findall(r"\w+", path)) for path in _REFERENCE.findall(text)]
+    return [tuple(re.findall(r"\w[\w-]*", path)) for path in _REFERENCE.findall(text)]
 
 
 def _describe_circle(path: TreePath, text: str) -> str:

@@ -63,7 +63,7 @@ class RunView(RunControl):
         self.run_dir = run_dir
         self.resumed = resumed
         self._processes = processes
-        self.total = run_schedule.total
+        self.total = self._most_steps = run_schedule.total
         self.steps_per_epoch = run_schedule.steps_per_epoch
         self.step = 0
         self.requests = Requests()
@@ -121,7 +121,8 @@ class RunView(RunControl):
             raise ValueError("training has ended; nothing can be changed")
 
     def _require_step(self, step: int, least: int) -> int:
-        """Return a step as an int. Raises ValueError unless it is from `least` to `total`."""
+        """Return a step from `least` on as an int, also one that a deadline has cut off, which no
+        callback can foresee. Raises ValueError for others."""
         self._require_training()
         try:
             number = index(step)
@@ -129,9 +130,9 @@ class RunView(RunControl):
             number = -1
         if least > self.total:
             raise ValueError(f"step {show(step)}: the last step, {self.total}, is done")
-        if not least <= number <= self.total:
-            rule = f"a whole number from {least} to {self.total}"
-            raise ValueError(f"step {show(step)} must be {rule}")
+        most = max(self.total, self._most_steps)
+        if not least <= number <= most:
+            raise ValueError(f"step {show(step)} must be a whole number from {least} to {most}")
         return number
 
     def evaluate(self) -> Evaluation:
@@ -298,8 +299,7 @@ class Callbacks(NoCallbacks):
 
     def take_parameters(self) -> Any:
         """Return the parameters that replace the state's; None if they don't change."""
-        params = self.view.new_params
-        self.view.new_params = None
+        params, self.view.new_params = self.view.new_params, None
         return params
 
     def write_scalars(self) -> None:

@@ -23,6 +23,7 @@ from pipeline.backends.planner.search import (
 )
 from pipeline.backends.rates import DeviceGroup, Rates
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
@@ -31,7 +32,7 @@ from pipeline.stages.record.run_directory import PLAN, RunFolder
 from pipeline.stages.runner.context import BuiltRun
 from pipeline.stages.runner.run_feature import RunFeature
 from pipeline.training.parallel.devices import count_devices
-from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
+from pipeline.training.parallel.parallel_spec import AXES, MeshSpec, ShardingSpec
 from pipeline.training.update import shape_batch
 
 
@@ -40,10 +41,10 @@ def plan_devices(
 ) -> Recipe:
     """Return the recipe with mode `semi_auto`, and with the mesh and shardings of a plan.
 
-    The plan is that in the run directory, else that in the recipe's plan file, else the fastest one
-    of a search. It is searched again if the run directory's plan is for other devices. The first of
-    several processes plans for all, since the rates of their machines differ. Raises RecipeError if
-    no plan fits, or if a file's plan doesn't fit.
+    The run directory's plan comes first, then the plan file of the recipe, then the fastest one of
+    a search. If the run directory's plan is for other devices, so may be the plan file, which is
+    then left out. The first of several processes plans for all, since the rates of their machines
+    differ. Raises RecipeError if no plan fits, or if a file's plan doesn't fit.
     """
     plans = TypeAdapter(ParallelPlan)
 
@@ -60,11 +61,14 @@ def _plan_run(
     run_file = folder.path / PLAN
     plan_file = recipe.parallel.plan
     if run_file.exists():
-        plan_file = run_file
-        if _read_mesh_size(run_file) != count_devices(recipe.parallel):
+        devices = count_devices(recipe.parallel)
+        if _read_mesh_size(run_file) == devices:
+            plan_file = run_file
+        else:
             reason = "is for other devices, or can't be read"
             reporter.print_stage("plan", f"{run_file} {reason}; planned again")
-            plan_file = None
+            if plan_file is not None and _read_mesh_size(plan_file) != devices:
+                plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
     if plan_file != run_file:
         # `accepted` writes at once, or for a resumed run after its checks.
@@ -90,6 +94,12 @@ def find_plan(
         return plans.best
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
     plan = load_plan(plan_file, devices, shapes)
+    parts = plan.mesh.count_along([AXES.index(name) for name in plan.batch])
+    if recipe.train.batch_size % parts:
+        raise RecipeError(
+            f"parallel.plan {plan_file}: batch = [{', '.join(plan.batch)}]: {parts} devices don't "
+            f"divide train.batch_size = {recipe.train.batch_size}"
+        )
     reporter.print_stage("plan", f"{plan.mesh} devices, {plan.strategy}; from {plan_file}")
     return plan
 
@@ -97,10 +107,10 @@ def find_plan(
 def _read_mesh_size(file: Path) -> int | None:
     """Return the number of devices of a file's plan; None if it can't be read."""
     try:
-        mesh = read_yaml(file)["mesh"]
-        return int(mesh["data"]) * int(mesh["model"])
+        mesh = MeshSpec.model_validate(read_yaml(file)["mesh"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
+    return mesh.data * mesh.model
 
 
 def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
@@ -159,7 +169,7 @@ def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
         "mesh": MeshSpec(data=plan.mesh.data, model=plan.mesh.model),
         "specs": tuple(map(_make_sharding_spec, plan.specs)),
         "constraints": tuple(map(_make_sharding_spec, plan.constraints)),
-        "batch_axes": plan.batch or ("data",),
+        "batch_axes": plan.batch,
         "plan": None,
         "memory_gib": None,
     }

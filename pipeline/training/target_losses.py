@@ -221,7 +221,7 @@ def _require_foreground(background: bool, targets: Targets) -> None:
 
 
 def _compute_dice_losses(areas: Areas, smooth: float, background: bool) -> jax.Array:
-    """Return Dice of each sample, float32 (B,)."""
+    """Return 1 minus the Dice coefficient of each sample, float32 (B,); see `Dice`."""
     shares, truth = (array[..., 0 if background else 1 :] for array in areas[:2])
     overlaps = (shares * truth).sum(axis=1)
     sizes = shares.sum(axis=1) + truth.sum(axis=1)

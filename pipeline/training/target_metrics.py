@@ -131,11 +131,11 @@ class ExplainedShare(NumberMetric):
         }
 
     def value(self, sums: Any) -> float:
-        errors = np.asarray(sums["errors"], np.float64)
-        total = np.asarray(sums["total"], np.float64)
-        squares = np.asarray(sums["squares"], np.float64)
+        names = ("errors", "total", "squares")
+        errors, total, squares = (np.asarray(sums[name], np.float64) for name in names)
         deviations = squares - total**2 / float(sums["samples"])
-        ratios = np.divide(errors, deviations, out=np.ones_like(errors), where=deviations > 0)
+        varies = deviations > 1e-6 * squares  # Less is the rounding of float32.
+        ratios = np.divide(errors, deviations, out=np.ones_like(errors), where=varies)
         return float((1 - ratios).mean())
 
 

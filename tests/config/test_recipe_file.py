@@ -181,7 +181,9 @@ def test_resolver_is_refused(text: str) -> None:
     assert "resolvers such as oc.env are for the command line" in problem
 
 
-@pytest.mark.parametrize("text", ["${train.batch_size}", "a${b}-${c[0].d}", "no reference", "$a"])
+@pytest.mark.parametrize(
+    "text", ["${train.batch_size}", "a${b}-${c[0].d}", "${a-b.c}", "no reference", "$a"]
+)
 def test_reference_to_a_key_is_allowed(text: str) -> None:
     assert list(find_refused_references({"a": [text]})) == []
 
@@ -193,6 +195,7 @@ def test_reference_to_a_key_is_allowed(text: str) -> None:
         {"a": "${a}"},
         {"a": {"b": "${a}"}},
         {"a": "${b.c}", "b": "${a}"},
+        {"a-b": "${c}", "c": "${a-b}"},
     ],
 )
 def test_circular_or_deep_reference_is_refused(tree: dict[str, Any]) -> None:

@@ -640,10 +640,11 @@ def test_total_follows_a_deadline(play: Runner) -> None:
 
     world = World()
     totals: list[int] = []
-    actor = Actor({("on_sink", 8): lambda run: totals.append(run.total)})
+    actor = Actor({("on_sink", 8): lambda run: (totals.append(run.total), run.save_at(24))})
     actor.acts["on_sink", 16] = lambda run: run.evaluate_at(17)
     with pytest.raises(RunError, match="step 17: the last step, 16, is done"):
         play(world, actor, deadline=Shortened())
+    # The run can't reach step 24, which was its last until the deadline cut it off.
     assert totals == [16]
 
 

@@ -82,6 +82,33 @@ def test_unsuitable_plan_is_refused(tiny: Compose, tmp_path: Path) -> None:
         run(tiny(*AUTO, f"parallel.plan={file}"), tmp_path / "run")
 
 
+def test_batch_is_sharded_as_the_plan_says(tiny: Compose, tmp_path: Path) -> None:
+    """A batch of 33 on 2 x 2 devices: copied to all, or refused."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("mesh: {data: 2, model: 2}\nbatch: []\n")
+    recipe = tiny(*AUTO, f"parallel.plan={file}", "train.batch_size=33", "train.steps=2")
+    run(recipe, tmp_path / "copied")
+    file.write_text("mesh: {data: 2, model: 2}\nbatch: data\n")
+    problem = r"mine.yaml: batch = \[data\]: 2 devices don't divide train.batch_size = 33"
+    with pytest.raises(RecipeError, match=problem):
+        run(recipe, tmp_path / "refused")
+
+
+def test_damaged_plan_of_a_run_gives_way_to_the_plan_file(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mesh: {data: 4, model: 1}\nbatch: data\n")
+    recipe = tiny(*AUTO, f"parallel.plan={file}", "train.end_step=10")
+    run(recipe, tmp_path / "run")
+    (tmp_path / "run/plan.yaml").write_text("mesh: {data: .inf, model: 4}\n")
+    capsys.readouterr()
+    run(tiny(*AUTO, f"parallel.plan={file}", f"train.resume={tmp_path / 'run'}"))
+    said = capsys.readouterr().out
+    assert "plan.yaml is for other devices, or can't be read; planned again" in said
+    assert f"plan       4 x 1 devices, data parallel; from {file}" in said
+
+
 def test_too_little_memory_for_any_plan_is_refused(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"no plan fits in 0\.00 GiB a device"):
         run(tiny(*AUTO, "parallel.memory_gib=0.00001"), tmp_path / "run")

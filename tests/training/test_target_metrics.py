@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.data.columns import Targets
 from pipeline.training.metrics import add_batch, add_metric_sums, summarize, zero_sums
-from pipeline.training.target_metrics import list_metrics
+from pipeline.training.target_metrics import ExplainedShare, list_metrics
 
 SAMPLES, OUTPUTS = 24, 3
 
@@ -68,6 +68,11 @@ def test_r2_of_a_constant_target_is_zero() -> None:
     ones = np.ones((4, 1), np.float32)
     targets = Targets(("y",), "regression", (0.0,), (1.0,))
     assert summary(ones + 1, ones, targets, 4)["r2"] == 0
+    # The sum of the squares of such a number is rounded to more than it is.
+    metric, labels = ExplainedShare(), jnp.full((224, 1), 0.1)
+    sums = metric.sums(labels + 1, labels, jnp.ones(224, bool))
+    assert float(sums["squares"][0]) > float(sums["total"][0]) ** 2 / 224
+    assert metric.value(sums) == 0
 
 
 @pytest.mark.medium

@@ -377,9 +377,9 @@ def _count_bytes(line: HloLine) -> int:
     """Return the bytes of a result, without the operands that some `-start` opcodes also return."""
     if not line.opcode.endswith("-start") or line.opcode == "all-reduce-start":
         return line.nbytes
-    # Scalars are of the runtime: a permutation's two, or an asynchronous call's one.
-    sizes = [array.nbytes for array in line.arrays if array.sizes]
-    return sum(sizes[len(sizes) // 2 :])
+    # Operands, as many results, and scalars of the runtime: a permutation's two, or a call's one.
+    count = len(line.operands)
+    return sum(array.nbytes for array in line.arrays[count : 2 * count])
 
 
 def _find_group_size(arguments: str) -> int:

@@ -99,7 +99,7 @@ def find_transfer(
 
     `nbytes` is the size of the complete array. Along the axes `partial`, devices have terms of a
     sum. Slices come first, since they need no communication and leave smaller arrays; gathers come
-    last. Axes that are scattered, summed or gathered together have one collective.
+    last. Axes that are scattered or summed have one collective, and axes that gather a dimension.
     """
     steps: list[Collective] = []
     axes = range(len(source))
@@ -157,6 +157,12 @@ ALONG_AN_AXIS = frozenset(
     {"cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp", "rev", "sort", "top_k", "split"}
 )
 """Primitives whose results depend on all positions of an axis, and keep the axis."""
+OF_SAMPLES = frozenset(
+    {"fft", "cholesky", "triangular_solve", "lu", "eigh", "qr", "geqrf", "svd",
+     "householder_product"}
+)  # fmt: skip
+"""Primitives that transform the last axes of arrays, or decompose the matrices there."""
+MATRIX_AXES = (-2, -1)
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
@@ -348,8 +354,20 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
     rank = len(groups.shapes[node.inputs[0]])
     axes = axes if isinstance(axes, tuple | list) else (axes,)
     untied = {axis % rank for axis in axes}
-    for target in node.outputs:
-        _tie_dims(groups, node.inputs[0], target, untied)
+    for value in (*node.inputs[1:], *node.outputs):  # A sort moves further arrays alike.
+        _tie_dims(groups, node.inputs[0], value, untied)
+
+
+def _tie_samples(groups: DimensionGroups, node: Node) -> None:
+    """Tie the dimensions before those that are transformed or decomposed, which are indivisible."""
+    rank = len(groups.shapes[node.inputs[0]])
+    num_free = rank - len(node.params.get("fft_lengths", MATRIX_AXES))
+    for value in (*node.inputs, *node.outputs):
+        for dim in range(len(groups.shapes[value])):
+            if dim < num_free:
+                groups.tie(node.inputs[0], dim, value, dim)
+            else:
+                groups.mark_indivisible(value, dim)
 
 
 def _tie_windows(groups: DimensionGroups, node: Node) -> None:
@@ -403,6 +421,7 @@ def _tie_scanned(groups: DimensionGroups, node: Node) -> None:
 _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
     **dict.fromkeys(("broadcast_in_dim", "transpose", "squeeze", *REDUCTIONS), _tie_rearranged),
     **dict.fromkeys(ALONG_AN_AXIS, _tie_other_axes),
+    **dict.fromkeys(OF_SAMPLES, _tie_samples),
     **dict.fromkeys(
         ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min",
          "select_and_scatter_add", "select_and_gather_add", "max_pool"),

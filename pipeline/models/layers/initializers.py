@@ -157,7 +157,8 @@ def _make_variance_scaling(
         if len(shape) < 2:
             raise ValueError(
                 f"initializer {name} scales by inputs and outputs of a kernel, and shape {shape} "
-                "has one axis; must be constant, normal, truncated_normal, uniform or zeros"
+                f"has {len(shape)} of two axes; must be constant, normal, ones, truncated_normal, "
+                "uniform or zeros"
             )
         return draw_scaled(key, shape, dtype)
 

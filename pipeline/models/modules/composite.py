@@ -81,7 +81,8 @@ class _Branches(nn.Module):
         return self._join(results)
 
     def _join(self, results: Sequence[Array]) -> Array:
-        """Return the channels of all results. Raises ValueError if another size differs."""
+        """Return the channels of all results, or the first one modulated by the second. Raises
+        ValueError for shapes that don't fit."""
         shapes = [result.shape for result in results]
         if self.layer.join == "film":
             return self._modulate(*results)

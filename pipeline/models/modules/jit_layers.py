@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -66,24 +66,42 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
         is_covered = is_forward and any(covers(pattern, module.path) for pattern in patterns)
         if _is_compiling.get() or not is_covered or _has_arrays(module):
             return call(*args, **kwargs)
-        _reuse_functions(module)
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = [leaf for leaf in leaves if _is_array(leaf)]
-        statics = tuple(leaf for leaf in leaves if not _is_array(leaf))
-        return _compile_call(tree, tuple(map(_is_array, leaves)), statics)(module, arrays)
+        statics = _Statics(tuple(leaf for leaf in leaves if not _is_array(leaf)))
+        try:
+            compiled = _compile_call(tree, tuple(map(_is_array, leaves)), statics)
+        except TypeError:  # An argument without a hash may differ at the next call.
+            return call(*args, **kwargs)
+        _reuse_functions(module)
+        return compiled(module, arrays)
 
     return intercept
 
 
-@cache
+class _Statics:
+    """Arguments that aren't arrays, equal to others of the same types: 1 isn't True or 1.0."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self._key = _make_key(values, 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Statics) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=1024)
 def _compile_call(
-    tree: PyTreeDef, are_arrays: tuple[bool, ...], statics: tuple[Any, ...]
+    tree: PyTreeDef, are_arrays: tuple[bool, ...], statics: _Statics
 ) -> Callable[..., Any]:
     """Return a compiled function (module, arrays) -> result, cached for all steps. The leaves of
     `tree`, the module's arguments, come in order from the arrays and `statics`."""
 
     def call(module: nn.Module, arrays: list[Any]) -> Any:
-        sources = {True: iter(arrays), False: iter(statics)}
+        sources = {True: iter(arrays), False: iter(statics.values)}
         leaves = [next(sources[is_array]) for is_array in are_arrays]
         args, kwargs = jax.tree.unflatten(tree, leaves)
         token = _is_compiling.set(True)
@@ -105,13 +123,14 @@ def record_module_paths(paths: dict[LayerPath, None]) -> AbstractContextManager[
     return observe_modules(on_call=add_path)
 
 
-def _has_arrays(module: nn.Module) -> bool:
-    """Return whether a field of a module has arrays, such as a mask of tokens. They would be
-    constants of the compiled program."""
-    values = [getattr(module, field.name, None) for field in dataclasses.fields(module)]
-    values += [vars(value) for value in values if dataclasses.is_dataclass(value)]
-    leaves = jax.tree.leaves([value for value in values if not isinstance(value, nn.Module)])
-    return any(map(_is_array, leaves))
+def _has_arrays(value: Any) -> bool:
+    """Return whether a field of a module or dataclass, or of one that it holds, has arrays, such as
+    a mask of tokens. They would be constants of the compiled program."""
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return False
+    names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
+    leaves = jax.tree.leaves([getattr(value, name, None) for name in names])
+    return any(_is_array(leaf) or _has_arrays(leaf) for leaf in leaves)
 
 
 def _is_array(value: Any) -> bool:
@@ -120,33 +139,50 @@ def _is_array(value: Any) -> bool:
 
 _functions: dict[Hashable, Any] = {}
 """The first function of each key, see `_make_key`."""
-MAX_DEPTH = 8
-"""Values that functions bind at a deeper level are compared by identity or equality. Without a
-limit a function that binds itself would have no end."""
+MAX_DEPTH = 16
+"""Values that functions bind at a deeper level are compared by identity or equality: a function is
+two levels. Without a limit a function that binds itself would have no end."""
 
 
 def _reuse_functions(module: nn.Module) -> None:
-    """Replace a module's fields that are functions by the first equal functions. flax makes modules
-    and initialisers in every step, and compares functions by identity. So it would compile the
-    module in every step."""
+    """Replace a module's fields that are functions by the first equal functions, also in the
+    modules that its fields hold. flax makes modules and initialisers in every step, and compares
+    functions by identity. So it would compile the module in every step."""
     for field in dataclasses.fields(module):
-        value = getattr(module, field.name, None)
-        if isinstance(value, FunctionType | partial):
-            # A function with an unhashable bound value isn't replaced.
-            with suppress(TypeError):
-                first_equal = _functions.setdefault(_make_key(value, 0), value)
-                object.__setattr__(module, field.name, first_equal)
+        if field.name != "parent" and hasattr(module, field.name):
+            value = getattr(module, field.name)
+            reused = _reuse(value)
+            if reused is not value:
+                object.__setattr__(module, field.name, reused)
+
+
+def _reuse(value: Any) -> Any:
+    """Return a field's value with the first equal functions in place of its functions."""
+    if isinstance(value, nn.Module):
+        _reuse_functions(value)
+    elif type(value) is tuple:
+        return tuple(map(_reuse, value))
+    elif isinstance(value, FunctionType | partial):
+        # A function with an unhashable bound value, or with one that isn't set yet, stays.
+        with suppress(TypeError, ValueError):
+            return _functions.setdefault(_make_key(value, 0), value)
+    return value
 
 
 def _make_key(value: Any, depth: int) -> Hashable:
-    """Return a key that equal functions share: their code and bound values."""
+    """Return a key that values of the same types share if they are equal, and functions if their
+    code, globals and bound values are."""
     if depth < MAX_DEPTH and isinstance(value, FunctionType):
-        bound = [cell.cell_contents for cell in value.__closure__ or ()]
-        bound += [value.__defaults__, *(value.__kwdefaults__ or {}).items()]
-        return value.__code__, *(_make_key(item, depth + 1) for item in bound)
+        bound = (
+            tuple(cell.cell_contents for cell in value.__closure__ or ()),
+            value.__defaults__,
+            tuple((value.__kwdefaults__ or {}).items()),
+        )
+        return value.__code__, id(value.__globals__), _make_key(bound, depth)
     if depth < MAX_DEPTH and isinstance(value, partial):
-        bound = [value.func, *value.args, *value.keywords.items()]
-        return partial, *(_make_key(item, depth + 1) for item in bound)
-    if depth < MAX_DEPTH and isinstance(value, tuple):
+        parts = (value.func, value.args, tuple(value.keywords.items()))
+        return type(value), _make_key(parts, depth)
+    if depth < MAX_DEPTH and type(value) is tuple:
         return tuple(_make_key(item, depth + 1) for item in value)
-    return value
+    # A text tells -0.0 from 0.0, and finds NaN.
+    return type(value), repr(value) if isinstance(value, float) else value

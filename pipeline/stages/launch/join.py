@@ -10,12 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from math import ceil
+from pathlib import Path
 from threading import Timer
 
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError, RunError, first_line, get_exit_status
+from pipeline.core.errors import (
+    RecipeError,
+    RunError,
+    first_line,
+    get_exit_status,
+    get_system_reason,
+)
 from pipeline.core.files.atomic_write import format_json
+from pipeline.core.files.bounded_read import read_text
 from pipeline.core.host.launchers import RankPlace, find_place
+from pipeline.core.host.process_start import FLAGS
 from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.stages.record.summary import find_version, list_versions
 from pipeline.stages.runner.run_feature import RunFeature
@@ -118,8 +127,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     # JAX takes whole seconds. The last of equal flags counts.
-    flag = f"--xla_cpu_collective_timeout_seconds={ceil(launch.stuck_seconds)}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    add_xla_flag(f"--xla_cpu_collective_timeout_seconds={ceil(launch.stuck_seconds)}")
     import jax
     from jax.extend.backend import clear_backends
 
@@ -156,6 +164,22 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
     return Ranks(
         place.rank, place.size, launch.stuck_seconds, get_coordination_client(), AGREEMENTS
     )
+
+
+def add_xla_flag(flag: str) -> None:
+    """Add a flag for XLA to those of the environment, or of the file that XLA_FLAGS names.
+
+    XLA reads a text that doesn't begin with -- as the name of a file, and aborts the process
+    without one. Raises RunError if the file can't be read.
+    """
+    flags = os.environ.get(FLAGS, "").strip()
+    if flags and not flags.startswith("--"):
+        try:
+            flags = read_text(Path(flags)).strip()
+        except (OSError, ValueError) as error:
+            reason = get_system_reason(error)
+            raise RunError(f"{FLAGS} = {flags}: can't be read: {reason}") from error
+    os.environ[FLAGS] = f"{flags} {flag}".strip()
 
 
 def _give_up(place: RankPlace) -> None:

@@ -54,11 +54,12 @@ def test_async_collective_is_counted_once() -> None:
 replica_groups={{0,1}}
   %w = (f32[3]{0}, f32[3]{0}, u32[], u32[]) collective-permute-start(%h), \
 source_target_pairs={{0,1},{1,0}}
+  %x = (f32[], f32[], u32[], u32[]) collective-permute-start(%i), source_target_pairs={{0,1},{1,0}}
 """
     assert read_collectives(lines) == (
         CompiledCollective("all_gather", 8, 1, 64),
         CompiledCollective("all_reduce", 8, 1, 16),
         CompiledCollective("all_to_all", 2, 1, 32),
         CompiledCollective("reduce_scatter", 8, 1, 64),
-        CompiledCollective("send", 2, 1, 12),
+        CompiledCollective("send", 2, 2, 12 + 4),
     )

@@ -1,14 +1,19 @@
-"""Dimensions that a reshape keeps together."""
+"""Dimensions that a reshape keeps together, and operations tie."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.planner.dimension_groups import pair_reshaped_dims
+from pipeline.backends.graph.tracing import make_graph
+from pipeline.backends.planner.dimension_groups import DimensionGroups, pair_reshaped_dims
 
 
 @pytest.mark.parametrize(
@@ -56,3 +61,27 @@ def test_factor_has_equal_elements_on_both_sides(
     for side, shape in enumerate(shapes):
         listed = [dim for factor in factors for dim in factor[side]]
         assert listed == [dim for dim, size in enumerate(shape) if size > 1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: jax.lax.sort((x, y), dimension=1, num_keys=1),
+        lambda x, y: jnp.fft.fft(x + 1j * y),
+        lambda x, y: jax.lax.linalg.cholesky(x * y),
+        lambda x, y: jax.lax.linalg.eigh(x * y),
+        lambda x, y: jax.lax.linalg.triangular_solve(x, y, left_side=True),
+    ],
+)
+def test_only_samples_of_sorted_or_decomposed_arrays_are_divisible(
+    function: Callable[..., Any],
+) -> None:
+    arrays = [jax.ShapeDtypeStruct((8, 6, 6), jnp.float32)] * 2
+    axes = (1,) if "sort" in str(jax.make_jaxpr(function)(*arrays)) else (-1,)
+    graph = make_graph(jax.jit(function).trace(*arrays))
+    groups = DimensionGroups(graph, (), ())
+    values = {value for node in graph.nodes for value in (*node.inputs, *node.outputs)}
+    rows = [groups.get(value) for value in values if groups.shapes[value]]
+    assert len({row[0] for row in rows}) == 1
+    assert rows[0][0] not in groups.indivisible
+    assert all(row[axis] in groups.indivisible for row in rows for axis in axes)

@@ -119,7 +119,7 @@ def test_constant_initializers_fill_with_their_value(name: str, fields: Any, val
 
 @pytest.mark.parametrize("name", ["he_normal", "he_uniform", "xavier_normal", "xavier_uniform"])
 def test_fan_scaled_initializers_refuse_a_bias(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name} scales by .* shape \(6,\) has one axis"):
+    with pytest.raises(ValueError, match=rf"{name} scales by .* shape \(6,\) has 1 of two axes"):
         draw(name, (6,))
 
 

@@ -14,7 +14,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.models.layers.path_patterns import LayerPath
-from pipeline.models.modules.jit_layers import compile_layers, record_module_paths
+from pipeline.models.modules.jit_layers import _make_key, compile_layers, record_module_paths
 
 calls: Counter[str] = Counter()
 """How often Python ran through the layers."""
@@ -135,3 +135,92 @@ def test_layer_with_array_fields_is_not_compiled() -> None:
         found = [net.apply(params, X + number) for number in range(2)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert calls["masked"] == 2
+
+
+class Chosen(nn.Module):
+    """A layer whose result depends on the type of an argument, or on its sign."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, choice: Any) -> jax.Array:
+        calls["chosen"] += 1
+        number = sum(choice) if isinstance(choice, set) else np.copysign(1, choice)
+        return x * number * {bool: 2, int: 3, float: 5, set: 7}[type(choice)]
+
+
+class NetWithChoice(nn.Module):
+    choice: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return Chosen(name="chosen")(x, self.choice)
+
+
+def test_arguments_of_other_types_have_other_programs() -> None:
+    """True, 1 and 1.0 are equal for a dict, and 0.0 is -0.0. A set has no hash."""
+    calls.clear()
+    for _ in range(2):
+        with nn.intercept_methods(compile_layers(("*",))):
+            found = [
+                float(NetWithChoice(choice).apply({}, jnp.ones(())))
+                for choice in (1, True, 1.0, 0.0, -0.0, {1, 2})
+            ]
+        assert found == [3, 2, 5, 5, -5, 21]
+    assert calls["chosen"] == 5 + 2
+
+
+def test_functions_with_other_bound_values_have_other_keys() -> None:
+    def pair(a: object, b: object = 0) -> object:
+        return a, b
+
+    values = [
+        partial(pair, 1),
+        partial(pair, True),
+        partial(pair, ("b", 1)),
+        partial(pair, b=1),
+        jax.tree_util.Partial(pair, 1),
+    ]
+    assert len({_make_key(value, 0) for value in values}) == len(values)
+    assert _make_key(partial(pair, b=1.0), 0) == _make_key(partial(pair, b=1.0), 0)
+    functions = []
+    for number in (1, 2):
+        names: dict[str, Any] = {"number": number}
+        exec(compile("def draw(): return number", "", "exec"), names)
+        functions.append(names["draw"])
+    assert _make_key(functions[0], 0) != _make_key(functions[1], 0)
+
+
+class Outer(nn.Module):
+    """A layer that holds another."""
+
+    inner: nn.Module
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        calls["outer"] += 1
+        return self.inner(x)
+
+
+class NetWithHeld(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        inner = [nn.Dense(2, kernel_init=nn.initializers.normal(0.1)), lambda x: x * 2]
+        return Outer(nn.Sequential(inner), name="outer")(x)
+
+
+class NetWithHeldMask(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return Outer(Outer(Masked(x > 0)), name="outer")(x)
+
+
+def test_functions_and_arrays_of_inner_modules_are_found() -> None:
+    """A layer with a new function in a module that it holds is compiled once; one with an array
+    there isn't."""
+    with nn.intercept_methods(compile_layers(("outer",))):
+        variables = NetWithHeld().init(jax.random.key(0), X)
+        calls.clear()
+        for _ in range(3):
+            NetWithHeld().apply(variables, X)
+        assert calls["outer"] == 1
+        found = [NetWithHeldMask().apply({}, x) for x in (X, -X)]
+    np.testing.assert_array_equal(found, [X * (X > 0), -X * (X < 0)])

@@ -153,6 +153,23 @@ def test_waits_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds["heartbeat_timeout_seconds"] == 1, "JAX takes whole seconds, and 0 isn't one"
 
 
+def test_flag_joins_those_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """XLA would take the file's name and the flag for a name, and abort the process."""
+    file = tmp_path / "flags.txt"
+    file.write_text("--xla_a=1\n--xla_b=2\n")
+    for before, after in (
+        (str(file), "--xla_a=1\n--xla_b=2 --xla_c=3"),
+        ("--xla_a=1 ", "--xla_a=1 --xla_c=3"),
+        ("", "--xla_c=3"),
+    ):
+        monkeypatch.setenv("XLA_FLAGS", before)
+        join.add_xla_flag("--xla_c=3")
+        assert os.environ["XLA_FLAGS"] == after
+    monkeypatch.setenv("XLA_FLAGS", str(tmp_path))
+    with pytest.raises(RunError, match=r"XLA_FLAGS = .*: can't be read: isn't a regular file"):
+        join.add_xla_flag("--xla_c=3")
+
+
 class OtherProcess:
     """A store with the facts of process 1 of two."""
 
