@@ -1,12 +1,12 @@
 """Checks of a step before it is compiled: whether network, data, loss and metrics fit together.
 
-Each check raises RecipeError. `require_all` raises one RecipeError for several checks.
+Each check raises RecipeError.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
-from pipeline.data.columns import Task
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.inputs import Dataset
 from pipeline.data.transform import count_choices, select_variants
@@ -29,7 +28,7 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.modules.network import Network, RowLookupNetwork
 from pipeline.stages.key_errors import UNTRACEABLE, blaming_key
 from pipeline.stages.step_features import require_same_form
-from pipeline.training.component_specs import METRICS, list_losses
+from pipeline.training.component_specs import METRICS, USUAL_LOSSES, list_losses
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.gradient_rules import GradientRule
 from pipeline.training.losses import compute_losses, make_label_mask
@@ -45,14 +44,6 @@ MAX_PARAMETERS = 10**13
 """Most parameters of a network, 40 TB in float32: a larger size is mistyped."""
 MAX_LABELS = 2**31 - 1
 """Most labels of an evaluation, which sums their number in int32."""
-USUAL_LOSSES: Mapping[Task, str] = {
-    "classification": "cross_entropy",
-    "regression": "mse",
-    "multi_label": "binary_cross_entropy",
-    "next_token": "cross_entropy",
-    "matching": "contrastive",
-    "sequence": "ctc",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,21 +61,6 @@ class StepDraft:
     """Shapes and dtypes of the network's variables, as a tree."""
     state: Any = None
     """Shapes and dtypes of a `TrainState`; None before `STATE_CHECKS`."""
-
-
-Check = Callable[[StepDraft], None]
-
-
-def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
-    """Run all checks. Raises one RecipeError with the problems of all."""
-    problems: list[str] = []
-    for check in checks:
-        try:
-            check(draft)
-        except RecipeError as error:
-            problems += error.problems
-    if problems:
-        raise RecipeError(problems)
 
 
 def require_pair_inputs(recipe: Recipe, dataset: Dataset) -> None:
