@@ -16,7 +16,6 @@ import numpy as np
 
 from pipeline.config.recipe import Recipe, list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
-from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
 from pipeline.data.dataset_spec import BatchOp, MapOp
@@ -27,7 +26,7 @@ from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.modules.network import Network, RowLookupNetwork
 from pipeline.stages.key_errors import UNTRACEABLE, blaming_key
-from pipeline.stages.step_features import require_same_form
+from pipeline.stages.step_features import require_same_form, require_same_shapes
 from pipeline.training.component_specs import METRICS, USUAL_LOSSES, list_losses
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.gradient_rules import GradientRule
@@ -159,13 +158,10 @@ def check_rows(draft: StepDraft) -> None:
     if not isinstance(network, RowLookupNetwork):
         return
     vocabulary = None if dataset.text is None else dataset.text.vocabulary
-    splits = {
-        "train": (dataset.train, dataset.train_ops),
-        "eval": (dataset.whole_eval, dataset.eval_ops),
-    }
-    for key, (split, ops) in splits.items():
+    mapped = {"train": dataset.train_ops, "eval": dataset.eval_ops}
+    for key, split in (("train", dataset.train), ("eval", dataset.whole_eval)):
         with blaming_key(f"model {draft.recipe.model.name} and dataset.{key}"):
-            if not ops:
+            if not mapped[key]:
                 network.require_rows(dataset.inputs, split, vocabulary)
 
 
@@ -325,21 +321,9 @@ def check_gradients(draft: StepDraft) -> None:
     feature = draft.step_config.find(GradientRule)
     if feature is None:
         return
-    rule = feature.compute
-    state = draft.state
-    trained, _ = split_params(state.params, draft.step_config.frozen)
-    result = state.step, state.collections
-
-    def apply_rule(trained: Any, result: Any, key: jax.Array) -> Any:
-        return rule(lambda parameters: (parameters, result), trained, key)
-
+    trained, _ = split_params(draft.state.params, draft.step_config.frozen)
     with blaming_key(f"train.gradients = {draft.recipe.train.gradients.name}"):
-        gradients, returned = find_shapes(apply_rule, trained, result, jax.random.key(0))
-        if jax.tree.map(np.shape, gradients) != jax.tree.map(np.shape, trained):
-            shapes = show(jax.tree.map(np.shape, gradients))
-            raise ValueError(f"returns gradients of shapes {shapes}; must be like the parameters")
-        if jax.tree.map(np.shape, returned) != jax.tree.map(np.shape, result):
-            raise ValueError("must return the other results of the backward pass too")
+        require_same_shapes(feature.compute, trained, (draft.state.step, draft.state.collections))
 
 
 def check_listed_features(draft: StepDraft) -> None:
@@ -370,17 +354,6 @@ def _trace_gradients(draft: StepDraft, key: str) -> None:
         find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
 
-def check_mixtures(draft: StepDraft) -> None:
-    """Refuse a short batch with an op that would mix its padding with its samples."""
-    short = draft.dataset.train_order.short_batch
-    if short and (place := _find_train_op(draft, lambda op: isinstance(op, BatchOp))):
-        raise RecipeError(
-            f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
-            f"{draft.recipe.train.batch_size} samples, and {place} would mix its padding with "
-            "them; must be true with this op"
-        )
-
-
 def check_privacy(draft: StepDraft) -> None:
     """Refuse a network that mixes samples, or whose gradients can't be separated by sample."""
     if draft.recipe.privacy is None:
@@ -398,16 +371,27 @@ def check_privacy(draft: StepDraft) -> None:
     _trace_gradients(draft, "privacy")
 
 
-def check_statistics(draft: StepDraft) -> None:
-    """Refuse a short batch with batch statistics: they would include its padding."""
-    recipe = draft.recipe
+def check_short_batch(draft: StepDraft) -> None:
+    """Refuse a short batch whose padding would enter batch statistics, or be mixed with samples."""
     short = draft.dataset.train_order.short_batch
-    if jax.tree.leaves(draft.state.collections) and short:
-        raise RecipeError(
-            f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
-            f"{recipe.train.batch_size} samples and its padding would enter the batch "
+    if not short:
+        return
+    recipe = draft.recipe
+    key = "dataset.train.drop_remainder = false:"
+    samples = f"{short} of {recipe.train.batch_size} samples"
+    problems = []
+    if jax.tree.leaves(draft.state.collections):
+        problems.append(
+            f"{key} the last batch would hold {samples} and its padding would enter the batch "
             f"statistics of {recipe.model.name}; must be true for this network"
         )
+    if place := _find_train_op(draft, lambda op: isinstance(op, BatchOp)):
+        problems.append(
+            f"{key} a last batch would hold {samples}, and {place} would mix its padding with "
+            "them; must be true with this op"
+        )
+    if problems:
+        raise RecipeError(problems)
 
 
 def check_buckets(draft: StepDraft) -> None:
@@ -474,8 +458,7 @@ STATE_CHECKS = (
     check_listed_features,
     check_curvature,
     check_privacy,
-    check_statistics,
-    check_mixtures,
+    check_short_batch,
     check_buckets,
     check_drawn_sizes,
     check_parameters,
