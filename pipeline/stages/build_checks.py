@@ -192,34 +192,13 @@ def check_jit_layers(draft: StepDraft) -> None:
         require_covered(patterns, list(paths), "layers")
 
 
-def _make_sharding_rules(draft: StepDraft) -> Any:
-    """Return the `ShardingRules` of a recipe that has them; None for others."""
-    if draft.recipe.parallel.mode != "semi_auto":
-        return None
-    # Imported here and below, since few runs shard parameters.
-    from pipeline.training.parallel.sharding_rules import make_sharding_rules
-
-    return make_sharding_rules(draft.recipe.parallel)
-
-
 def check_shardings(draft: StepDraft) -> None:
-    """Require that the shardings of parameters fit the mesh."""
-    parallel = draft.recipe.parallel
-    if rules := _make_sharding_rules(draft):
-        with blaming_key("parallel.specs"):
-            rules.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+    """Require that shardings of parameters fit the mesh, and constraints their layers."""
+    if draft.recipe.parallel.mode == "semi_auto":
+        # Imported here, since few runs shard parameters.
+        from pipeline.stages.feature_facts import require_shardings
 
-
-def check_constraints(draft: StepDraft) -> None:
-    """Require that each constraint matches a layer with the same number of axes."""
-    rules = _make_sharding_rules(draft)
-    if rules is None or not rules.constraints:
-        return
-    from pipeline.training.parallel.sharding_rules import list_layer_ranks
-
-    trace = partial(find_shapes, partial(init_with_output, draft.step_config), draft.seed)
-    with blaming_key("parallel.constraints"):
-        rules.require_layers(list_layer_ranks(trace))
+        require_shardings(draft.recipe, draft.step_config, draft.variables["params"], draft.seed)
 
 
 def check_two_outputs(draft: StepDraft) -> None:
@@ -445,7 +424,6 @@ def check_parameters(draft: StepDraft) -> None:
 LAYER_CHECKS = (check_labels, check_vocabulary, check_rows, check_to_float, check_jit_layers)
 TASK_CHECKS = (
     check_shardings,
-    check_constraints,
     check_two_outputs,
     check_loss,
     check_class_metrics,
