@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.config.recipe import Recipe, list_deciding_metrics
+from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
@@ -27,10 +28,10 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.modules.network import Network, RowLookupNetwork
 from pipeline.stages.key_errors import UNTRACEABLE, blaming_key
 from pipeline.stages.step_features import require_same_form, require_same_shapes
-from pipeline.training.component_specs import METRICS, USUAL_LOSSES, list_losses
+from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.gradient_rules import GradientRule
-from pipeline.training.losses import compute_losses, make_label_mask
+from pipeline.training.losses import USUAL_LOSSES, compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.state import split_params

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from pipeline.training.features.curvature import CurvatureRule
 
-USUAL_LOSSES: Mapping[Task, str] = {
-    "classification": "cross_entropy",
-    "regression": "mse",
-    "multi_label": "binary_cross_entropy",
-    "next_token": "cross_entropy",
-    "matching": "contrastive",
-    "sequence": "ctc",
-}
-"""The loss that a recipe of each task would usually name."""
-
 
 class MetricSpec(Spec):
     """A metric of evaluations, besides the standard ones: the component of kind "metric".

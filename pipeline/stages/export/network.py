@@ -33,9 +33,9 @@ from pipeline.models.layers.standard import (
     Flatten,
     GroupNorm,
     Residual,
-    name_scopes,
 )
 from pipeline.models.layers.tokens import Conv1d, Lookup, Pool1d, Recurrent, SelfAttention
+from pipeline.models.modules.apply_layers import name_scopes
 from pipeline.models.modules.network import Network
 from pipeline.models.weights.rules.syntax import Framework
 from pipeline.stages.key_errors import prefixing_problems
