@@ -136,8 +136,7 @@ def check_device(recipe: Recipe) -> Iterator[str]:
     """The device computes in the types of all layers, and the recipe's number of devices exists."""
     precision = resolve_precision(recipe)
     for dtype in precision.dtypes:
-        problem = recipe.device.find_dtype_problem(dtype)
-        if problem is not None:
+        if (problem := recipe.device.find_dtype_problem(dtype)) is not None:
             is_rule = any(rule.dtype == dtype for rule in recipe.train.to_float)
             key = "to_float" if is_rule else f"precision = {recipe.train.precision}"
             yield f"train.{key}: {problem}"
