@@ -24,7 +24,8 @@ from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.standard import Conv, MaxPool, name_scopes
+from pipeline.models.layers.standard import Conv, MaxPool
+from pipeline.models.modules.apply_layers import name_scopes
 from pipeline.training.optimizers.first_order import AdamW, Momentum
 
 Precision = Literal["float32", "bf16"]

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
 from pipeline.config.privacy_robustness_checks import check_privacy, check_robustness
-from pipeline.config.recipe import STAGES, Recipe, list_deciding_metrics
+from pipeline.config.recipe import STAGES, Recipe
 from pipeline.config.resolved_settings import (
     check_deadline,
     check_one_length,
@@ -16,6 +16,7 @@ from pipeline.config.resolved_settings import (
     find_known_facts,
     find_length_problems,
     find_warmup_problems,
+    list_deciding_metrics,
     resolve_level,
     resolve_precision,
 )
@@ -135,8 +136,7 @@ def check_device(recipe: Recipe) -> Iterator[str]:
     """The device computes in the types of all layers, and the recipe's number of devices exists."""
     precision = resolve_precision(recipe)
     for dtype in precision.dtypes:
-        problem = recipe.device.find_dtype_problem(dtype)
-        if problem is not None:
+        if (problem := recipe.device.find_dtype_problem(dtype)) is not None:
             is_rule = any(rule.dtype == dtype for rule in recipe.train.to_float)
             key = "to_float" if is_rule else f"precision = {recipe.train.precision}"
             yield f"train.{key}: {problem}"

@@ -32,7 +32,7 @@ from pipeline.core.errors import hide_secrets_in_tree
 from pipeline.core.files.paths import require_address
 from pipeline.core.registry import ComponentOf, Expected, FilePath, Location, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.engine.callbacks.metric_callbacks import CallbackSpec, ReduceOnPlateau, StopAt
+from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.training.component_specs import (
@@ -447,16 +447,3 @@ class Recipe(Spec):
         except (KeyError, TypeError, ValueError):
             # The validation of the fields reports the wrong or missing key.
             return tree
-
-
-def list_deciding_metrics(recipe: Recipe) -> dict[str, str | None]:
-    """Return the metric of each key that selects checkpoints or changes the run; None if unset."""
-    return {
-        "checkpoint.best": recipe.checkpoint.best,
-        "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
-        **{
-            f"train.callbacks.{position}.metric": callback.metric
-            for position, callback in enumerate(recipe.train.callbacks)
-            if isinstance(callback, ReduceOnPlateau | StopAt)
-        },
-    }

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.config.recipe import Recipe
+from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.models.layers.precision import LEVELS, Level, Precision
 from pipeline.training.features.loss_scales import LossScaling
@@ -209,3 +210,16 @@ def resolve_precision(recipe: Recipe) -> Precision:
 def resolve_loss_scale(recipe: Recipe) -> LossScaling:
     """Return the loss scale of a recipe; auto is resolved by the level."""
     return recipe.train.loss_scale.resolve(resolve_level(recipe))
+
+
+def list_deciding_metrics(recipe: Recipe) -> dict[str, str | None]:
+    """Return the metric of each key that selects checkpoints or changes the run; None if unset."""
+    return {
+        "checkpoint.best": recipe.checkpoint.best,
+        "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
+        **{
+            f"train.callbacks.{position}.metric": callback.metric
+            for position, callback in enumerate(recipe.train.callbacks)
+            if isinstance(callback, ReduceOnPlateau | StopAt)
+        },
+    }

@@ -45,10 +45,9 @@ from pipeline.stages.build_checks import (
     StepDraft,
     check_metrics,
     check_outputs,
-    require_all,
     require_pair_inputs,
 )
-from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.key_errors import blaming_key, require_all
 from pipeline.stages.step_features import (
     NO_INPUTS,
     FeatureInputs,

@@ -1,12 +1,12 @@
 """Checks of a step before it is compiled: whether network, data, loss and metrics fit together.
 
-Each check raises RecipeError. `require_all` raises one RecipeError for several checks.
+Each check raises RecipeError.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,12 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.config.recipe import Recipe, list_deciding_metrics
+from pipeline.config.recipe import Recipe
+from pipeline.config.resolved_settings import list_deciding_metrics
 from pipeline.core.errors import RecipeError, first_line
-from pipeline.core.files.value_text import show
 from pipeline.core.host.array_values import find_shapes
 from pipeline.data.batch import shape_batch
-from pipeline.data.columns import Task
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.inputs import Dataset
 from pipeline.data.transform import count_choices, select_variants
@@ -28,11 +27,11 @@ from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.modules.network import Network, RowLookupNetwork
 from pipeline.stages.key_errors import UNTRACEABLE, blaming_key
-from pipeline.stages.step_features import require_same_form
+from pipeline.stages.step_features import require_same_form, require_same_shapes
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.gradient_rules import GradientRule
-from pipeline.training.losses import compute_losses, make_label_mask
+from pipeline.training.losses import USUAL_LOSSES, compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.state import split_params
@@ -45,14 +44,6 @@ MAX_PARAMETERS = 10**13
 """Most parameters of a network, 40 TB in float32: a larger size is mistyped."""
 MAX_LABELS = 2**31 - 1
 """Most labels of an evaluation, which sums their number in int32."""
-USUAL_LOSSES: Mapping[Task, str] = {
-    "classification": "cross_entropy",
-    "regression": "mse",
-    "multi_label": "binary_cross_entropy",
-    "next_token": "cross_entropy",
-    "matching": "contrastive",
-    "sequence": "ctc",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,21 +61,6 @@ class StepDraft:
     """Shapes and dtypes of the network's variables, as a tree."""
     state: Any = None
     """Shapes and dtypes of a `TrainState`; None before `STATE_CHECKS`."""
-
-
-Check = Callable[[StepDraft], None]
-
-
-def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
-    """Run all checks. Raises one RecipeError with the problems of all."""
-    problems: list[str] = []
-    for check in checks:
-        try:
-            check(draft)
-        except RecipeError as error:
-            problems += error.problems
-    if problems:
-        raise RecipeError(problems)
 
 
 def require_pair_inputs(recipe: Recipe, dataset: Dataset) -> None:
@@ -183,13 +159,10 @@ def check_rows(draft: StepDraft) -> None:
     if not isinstance(network, RowLookupNetwork):
         return
     vocabulary = None if dataset.text is None else dataset.text.vocabulary
-    splits = {
-        "train": (dataset.train, dataset.train_ops),
-        "eval": (dataset.whole_eval, dataset.eval_ops),
-    }
-    for key, (split, ops) in splits.items():
+    mapped = {"train": dataset.train_ops, "eval": dataset.eval_ops}
+    for key, split in (("train", dataset.train), ("eval", dataset.whole_eval)):
         with blaming_key(f"model {draft.recipe.model.name} and dataset.{key}"):
-            if not ops:
+            if not mapped[key]:
                 network.require_rows(dataset.inputs, split, vocabulary)
 
 
@@ -220,34 +193,13 @@ def check_jit_layers(draft: StepDraft) -> None:
         require_covered(patterns, list(paths), "layers")
 
 
-def _make_sharding_rules(draft: StepDraft) -> Any:
-    """Return the `ShardingRules` of a recipe that has them; None for others."""
-    if draft.recipe.parallel.mode != "semi_auto":
-        return None
-    # Imported here and below, since few runs shard parameters.
-    from pipeline.training.parallel.sharding_rules import make_sharding_rules
-
-    return make_sharding_rules(draft.recipe.parallel)
-
-
 def check_shardings(draft: StepDraft) -> None:
-    """Require that the shardings of parameters fit the mesh."""
-    parallel = draft.recipe.parallel
-    if rules := _make_sharding_rules(draft):
-        with blaming_key("parallel.specs"):
-            rules.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+    """Require that shardings of parameters fit the mesh, and constraints their layers."""
+    if draft.recipe.parallel.mode == "semi_auto":
+        # Imported here, since few runs shard parameters.
+        from pipeline.stages.feature_facts import require_shardings
 
-
-def check_constraints(draft: StepDraft) -> None:
-    """Require that each constraint matches a layer with the same number of axes."""
-    rules = _make_sharding_rules(draft)
-    if rules is None or not rules.constraints:
-        return
-    from pipeline.training.parallel.sharding_rules import list_layer_ranks
-
-    trace = partial(find_shapes, partial(init_with_output, draft.step_config), draft.seed)
-    with blaming_key("parallel.constraints"):
-        rules.require_layers(list_layer_ranks(trace))
+        require_shardings(draft.recipe, draft.step_config, draft.variables["params"], draft.seed)
 
 
 def check_two_outputs(draft: StepDraft) -> None:
@@ -349,21 +301,9 @@ def check_gradients(draft: StepDraft) -> None:
     feature = draft.step_config.find(GradientRule)
     if feature is None:
         return
-    rule = feature.compute
-    state = draft.state
-    trained, _ = split_params(state.params, draft.step_config.frozen)
-    result = state.step, state.collections
-
-    def apply_rule(trained: Any, result: Any, key: jax.Array) -> Any:
-        return rule(lambda parameters: (parameters, result), trained, key)
-
+    trained, _ = split_params(draft.state.params, draft.step_config.frozen)
     with blaming_key(f"train.gradients = {draft.recipe.train.gradients.name}"):
-        gradients, returned = find_shapes(apply_rule, trained, result, jax.random.key(0))
-        if jax.tree.map(np.shape, gradients) != jax.tree.map(np.shape, trained):
-            shapes = show(jax.tree.map(np.shape, gradients))
-            raise ValueError(f"returns gradients of shapes {shapes}; must be like the parameters")
-        if jax.tree.map(np.shape, returned) != jax.tree.map(np.shape, result):
-            raise ValueError("must return the other results of the backward pass too")
+        require_same_shapes(feature.compute, trained, (draft.state.step, draft.state.collections))
 
 
 def check_listed_features(draft: StepDraft) -> None:
@@ -394,17 +334,6 @@ def _trace_gradients(draft: StepDraft, key: str) -> None:
         find_shapes(partial(compute_step_gradients, step_config), draft.state, batch)
 
 
-def check_mixtures(draft: StepDraft) -> None:
-    """Refuse a short batch with an op that would mix its padding with its samples."""
-    short = draft.dataset.train_order.short_batch
-    if short and (place := _find_train_op(draft, lambda op: isinstance(op, BatchOp))):
-        raise RecipeError(
-            f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
-            f"{draft.recipe.train.batch_size} samples, and {place} would mix its padding with "
-            "them; must be true with this op"
-        )
-
-
 def check_privacy(draft: StepDraft) -> None:
     """Refuse a network that mixes samples, or whose gradients can't be separated by sample."""
     if draft.recipe.privacy is None:
@@ -422,16 +351,27 @@ def check_privacy(draft: StepDraft) -> None:
     _trace_gradients(draft, "privacy")
 
 
-def check_statistics(draft: StepDraft) -> None:
-    """Refuse a short batch with batch statistics: they would include its padding."""
-    recipe = draft.recipe
+def check_short_batch(draft: StepDraft) -> None:
+    """Refuse a short batch whose padding would enter batch statistics, or be mixed with samples."""
     short = draft.dataset.train_order.short_batch
-    if jax.tree.leaves(draft.state.collections) and short:
-        raise RecipeError(
-            f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
-            f"{recipe.train.batch_size} samples and its padding would enter the batch "
+    if not short:
+        return
+    recipe = draft.recipe
+    key = "dataset.train.drop_remainder = false:"
+    samples = f"{short} of {recipe.train.batch_size} samples"
+    problems = []
+    if jax.tree.leaves(draft.state.collections):
+        problems.append(
+            f"{key} the last batch would hold {samples} and its padding would enter the batch "
             f"statistics of {recipe.model.name}; must be true for this network"
         )
+    if place := _find_train_op(draft, lambda op: isinstance(op, BatchOp)):
+        problems.append(
+            f"{key} a last batch would hold {samples}, and {place} would mix its padding with "
+            "them; must be true with this op"
+        )
+    if problems:
+        raise RecipeError(problems)
 
 
 def check_buckets(draft: StepDraft) -> None:
@@ -485,7 +425,6 @@ def check_parameters(draft: StepDraft) -> None:
 LAYER_CHECKS = (check_labels, check_vocabulary, check_rows, check_to_float, check_jit_layers)
 TASK_CHECKS = (
     check_shardings,
-    check_constraints,
     check_two_outputs,
     check_loss,
     check_class_metrics,
@@ -498,8 +437,7 @@ STATE_CHECKS = (
     check_listed_features,
     check_curvature,
     check_privacy,
-    check_statistics,
-    check_mixtures,
+    check_short_batch,
     check_buckets,
     check_drawn_sizes,
     check_parameters,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -19,39 +18,31 @@ from pipeline.core.files.value_text import count_noun, join_first
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import (
     Column,
-    ColumnSpec,
     RawData,
     Split,
     SplitKey,
     Targets,
     count_split_bytes,
 )
-from pipeline.data.dataset_spec import MapOp
 from pipeline.data.host_ops import map_on_host, read_epoch_values
-from pipeline.data.inputs import DOCUMENT, PADDING_MASK, Dataset, NetworkInputs, resolve_inputs
+from pipeline.data.inputs import DOCUMENT, Dataset
 from pipeline.data.order import Batches, SampleOrder
-from pipeline.data.padding.buckets import Bucket, Padding, compute_canvas, sort_buckets
+from pipeline.data.padding.buckets import Padding, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.transform import (
     apply_ops,
     choose_variant,
-    compute_column_specs,
-    describe_unequal_shapes,
-    fit_to_classes,
     list_read_columns,
     replace_targets,
     select_variants,
 )
 from pipeline.stages.key_errors import blaming_key, prefixing_problems
 from pipeline.stages.sample_sizes import (
-    add_padding_mask,
     fit_specs_to_bucket,
-    fit_to_evaluation,
     format_buckets,
-    list_drawn_specs,
+    map_splits,
     order_in_buckets,
     pad_samples,
-    refuse_moved_padding,
 )
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
@@ -154,7 +145,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     padding = Padding(buckets, spec.padding_mask, raw.inputs[0])
     raw = pad_samples(raw, padding, spec, recipe.train.batch_size)
     # Every bucket is checked. The last one, the largest, has the shapes of the dataset.
-    mapped = [_map_splits(recipe, raw, padding, bucket) for bucket in buckets or (None,)][-1]
+    mapped = [map_splits(recipe, raw, padding, bucket) for bucket in buckets or (None,)][-1]
     inputs = mapped.inputs
     raw, plain_order = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
@@ -198,47 +189,6 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     for line in lines:
         reporter.print_stage("data", line)
     return dataset
-
-
-class _MappedSplits(NamedTuple):
-    """The map ops of both splits, and the columns that they make."""
-
-    train_ops: tuple[MapOp, ...]
-    eval_ops: tuple[MapOp, ...]
-    inputs: NetworkInputs
-    train_label: ColumnSpec
-    eval_label: ColumnSpec
-    drawn_specs: Sequence[Mapping[str, ColumnSpec]]
-    """Columns of each size that training draws; empty for a single size."""
-
-
-def _map_splits(
-    recipe: Recipe, raw: RawData, padding: Padding, bucket: Bucket | None
-) -> _MappedSplits:
-    """Return the ops and columns of both splits in a bucket. Raises RecipeError for ops that don't
-    fit the data, and for inputs of two shapes."""
-    train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
-    eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
-    drawn_specs = list_drawn_specs(train_ops, raw.train)
-    if drawn_specs:
-        train_specs = fit_to_evaluation(train_specs, eval_specs)
-    if bucket is not None and recipe.dataset.padding_mask:
-        train_specs = add_padding_mask(train_specs, padding.column, bucket)
-        eval_specs = add_padding_mask(eval_specs, padding.column, bucket)
-        refuse_moved_padding(recipe.dataset)
-    inputs = choose_inputs(recipe, train_specs, raw.inputs)
-    eval_inputs = choose_inputs(recipe, eval_specs, raw.inputs)
-    for array, other in zip(inputs.arrays, eval_inputs.arrays, strict=True):
-        if (array.spec.shape, array.spec.layout) != (other.spec.shape, other.spec.layout):
-            raise RecipeError(describe_unequal_shapes(array.column, array.spec, other.spec))
-        for split in (raw.train, raw.eval):
-            column: Any = split.columns.get(array.column)
-            is_read = type(column) is np.ndarray and column.dtype == array.spec.dtype
-            is_wide = is_read and array.dtype == "int32" and not np.can_cast(column.dtype, "i4")
-            if is_wide and (column.astype(np.int32) != column).any():
-                raise RecipeError(f"dataset: {array.column} has numbers that int32 can't hold")
-    labels = train_specs["label"], eval_specs["label"]
-    return _MappedSplits(train_ops, eval_ops, inputs, *labels, drawn_specs)
 
 
 def _plant_canaries(
@@ -296,59 +246,6 @@ def read_batch(
     seed = seed_words(recipe.seed)
     ops = select_variants(ops, int(choose_variant(np, ops, seed, epoch, step)))
     return apply_ops(np, ops, columns, seed, epoch, indices)
-
-
-def choose_inputs(
-    recipe: Recipe, specs: Mapping[str, ColumnSpec], default: tuple[str, ...]
-) -> NetworkInputs:
-    """Return what the recipe's network reads of mapped columns; `default` are the columns that a
-    network reads unless it declares others. Raises RecipeError for a column that isn't there."""
-    if PADDING_MASK in specs:
-        default = (*default, PADDING_MASK)
-    model = recipe.model
-    with prefixing_problems(f"model {model.name}: "):
-        declared = model.list_inputs()
-    with prefixing_problems("model.inputs: "):
-        inputs = resolve_inputs(model.inputs, declared, specs, default)
-    return inputs.with_masks(specs) if model.reads_masks else inputs
-
-
-def _make_map_ops(
-    recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
-) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """Return the map ops of a split, after those that encode a table, and the mapped specs."""
-    split = getattr(raw, key)
-    ops = getattr(recipe.dataset, key).ops
-    encode: tuple[MapOp, ...] = ()
-    if raw.table is not None or raw.scale is not None:
-        from pipeline.data.tables.encode_table import make_encoding_ops
-
-        encode = tuple(make_encoding_ops(raw.table, recipe.model.table_input, raw.scale))
-    specs = split.specs()
-    if bucket is not None:
-        specs = fit_specs_to_bucket(bucket, specs, raw.inputs[0])
-    classes = len(raw.targets) if raw.targets.task == "classification" else None
-    with prefixing_problems(f"dataset.{key}."):
-        return fit_ops(ops, encode, specs, classes, recipe.dataset.ignore_index)
-
-
-def fit_ops(
-    ops: Sequence[MapOp],
-    encode: tuple[MapOp, ...],
-    specs: Mapping[str, ColumnSpec],
-    classes: int | None,
-    ignore_index: int | None,
-) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """Return a recipe's ops for columns and a number of classes, after `encode`, which encode a
-    table or series, and the mapped specs. Raises ValueError, beginning with the op's position."""
-    specs = compute_column_specs(encode, specs)
-    ops = tuple(ops) if classes is None else fit_to_classes(ops, classes)
-    # A number for each image can't be the labels of its pixels.
-    if specs["label"].shape and any(op.moves_pixels for op in ops):
-        from pipeline.data.ops.together import make_joint_ops
-
-        ops = make_joint_ops(ops, specs, ignore_index)
-    return (*encode, *ops), compute_column_specs(ops, specs)
 
 
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:

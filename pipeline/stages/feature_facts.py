@@ -1,17 +1,29 @@
-"""Facts of the data that few features need: the privacy budget, whether samples can be attacked,
-and the scale of pixels."""
+"""Facts that few features need: the privacy budget, whether samples can be attacked, the scale of
+pixels, and whether shardings fit."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.core.host.array_values import find_shapes
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
-from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.key_errors import blaming_key, require_all
+from pipeline.training.parallel.sharding_rules import (
+    ShardingRules,
+    list_layer_ranks,
+    make_sharding_rules,
+)
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.robustness.adversarial_rule import PixelScale, find_pixel_scale, find_white
+from pipeline.training.step_config import StepConfig
+from pipeline.training.update import init_with_output
 
 
 def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
@@ -62,3 +74,24 @@ def make_pixel_scale(
     with blaming_key(f"dataset.{split}"):
         assert dataset.raw_image is not None, "attackable samples are images"
         return find_pixel_scale(ops, find_white(dataset.raw_image, recipe.dataset.brightest))
+
+
+def require_shardings(
+    recipe: Recipe, step_config: StepConfig, params: Mapping[str, Any], seed: np.ndarray
+) -> None:
+    """Require that shardings fit the mesh, and that each constraint matches a layer with the same
+    number of axes. Raises one RecipeError with the problems of both."""
+    parallel = recipe.parallel
+
+    def check_specs(rules: ShardingRules) -> None:
+        with blaming_key("parallel.specs"):
+            rules.require_fit(params, parallel.mesh_sizes, parallel.batch_axes)
+
+    def check_constraints(rules: ShardingRules) -> None:
+        trace = partial(find_shapes, partial(init_with_output, step_config), seed)
+        with blaming_key("parallel.constraints"):
+            rules.require_layers(list_layer_ranks(trace) if rules.constraints else {})
+
+    rules = make_sharding_rules(parallel)
+    assert rules is not None, "the mode is semi_auto"
+    require_all((check_specs, check_constraints), rules)

@@ -32,7 +32,7 @@ from pipeline.models.layers.path_patterns import (
     is_frozen,
     require_covered,
 )
-from pipeline.models.layers.standard import name_scopes
+from pipeline.models.modules.apply_layers import name_scopes
 from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.network import Network, is_imported
 from pipeline.models.weights.files.named_arrays import Arrays

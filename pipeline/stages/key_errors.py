@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from flax.errors import FlaxError
 
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.host.array_values import explain_value_read, is_value_read
 
+Draft = TypeVar("Draft")
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
 """Errors besides ValueError that jax and flax raise for impossible sizes."""
 
@@ -41,3 +43,15 @@ def prefixing_problems(prefix: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise RecipeError(f"{prefix}{error}") from error
+
+
+def require_all(checks: Sequence[Callable[[Draft], None]], draft: Draft) -> None:
+    """Run all checks. Raises one RecipeError with the problems of all."""
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check(draft)
+        except RecipeError as error:
+            problems += error.problems
+    if problems:
+        raise RecipeError(problems)

@@ -35,9 +35,10 @@ from pipeline.models.modules.jit_layers import observe_modules
 from pipeline.models.modules.name_stack import find_layer
 from pipeline.models.modules.network import Network
 from pipeline.stages.build import count_trained, make_step_config
-from pipeline.stages.data import choose_inputs, load_data
+from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import plan_fine_tuning
 from pipeline.stages.key_errors import blaming_key
+from pipeline.stages.sample_sizes import choose_inputs
 from pipeline.stages.step_features import NO_INPUTS
 from pipeline.training.features.freezing import Freezing, get_freezing
 from pipeline.training.features.parameter_rates import LayerRates

@@ -1,18 +1,20 @@
-"""Sizes of samples, which are padded to buckets or drawn for each step."""
+"""Columns of mapped samples, and sizes of samples, which are padded to buckets or drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.value_text import count_noun
 from pipeline.core.host.memory import require_room
 from pipeline.data.columns import ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset_spec import DatasetSpec, MapOp
-from pipeline.data.inputs import PADDING_MASK
+from pipeline.data.inputs import PADDING_MASK, NetworkInputs, resolve_inputs
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import (
     SIZE,
@@ -22,7 +24,13 @@ from pipeline.data.padding.buckets import (
     assign_buckets,
     require_used_buckets,
 )
-from pipeline.data.transform import compute_column_specs, count_choices, select_variants
+from pipeline.data.transform import (
+    compute_column_specs,
+    count_choices,
+    describe_unequal_shapes,
+    fit_to_classes,
+    select_variants,
+)
 from pipeline.stages.key_errors import prefixing_problems
 
 
@@ -179,3 +187,97 @@ def fit_to_evaluation(
         return replace(spec, shape=other.shape)
 
     return {name: fit(name, spec) for name, spec in train.items()}
+
+
+class MappedSplits(NamedTuple):
+    """The map ops of both splits, and the columns that they make."""
+
+    train_ops: tuple[MapOp, ...]
+    eval_ops: tuple[MapOp, ...]
+    inputs: NetworkInputs
+    train_label: ColumnSpec
+    eval_label: ColumnSpec
+    drawn_specs: Sequence[Mapping[str, ColumnSpec]]
+    """Columns of each size that training draws; empty for a single size."""
+
+
+def map_splits(
+    recipe: Recipe, raw: RawData, padding: Padding, bucket: Bucket | None
+) -> MappedSplits:
+    """Return the ops and columns of both splits in a bucket. Raises RecipeError for ops that don't
+    fit the data, and for inputs of two shapes."""
+    train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
+    eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
+    drawn_specs = list_drawn_specs(train_ops, raw.train)
+    if drawn_specs:
+        train_specs = fit_to_evaluation(train_specs, eval_specs)
+    if bucket is not None and recipe.dataset.padding_mask:
+        train_specs = add_padding_mask(train_specs, padding.column, bucket)
+        eval_specs = add_padding_mask(eval_specs, padding.column, bucket)
+        refuse_moved_padding(recipe.dataset)
+    inputs = choose_inputs(recipe, train_specs, raw.inputs)
+    eval_inputs = choose_inputs(recipe, eval_specs, raw.inputs)
+    for array, other in zip(inputs.arrays, eval_inputs.arrays, strict=True):
+        if (array.spec.shape, array.spec.layout) != (other.spec.shape, other.spec.layout):
+            raise RecipeError(describe_unequal_shapes(array.column, array.spec, other.spec))
+        for split in (raw.train, raw.eval):
+            column: Any = split.columns.get(array.column)
+            is_read = type(column) is np.ndarray and column.dtype == array.spec.dtype
+            is_wide = is_read and array.dtype == "int32" and not np.can_cast(column.dtype, "i4")
+            if is_wide and (column.astype(np.int32) != column).any():
+                raise RecipeError(f"dataset: {array.column} has numbers that int32 can't hold")
+    labels = train_specs["label"], eval_specs["label"]
+    return MappedSplits(train_ops, eval_ops, inputs, *labels, drawn_specs)
+
+
+def choose_inputs(
+    recipe: Recipe, specs: Mapping[str, ColumnSpec], default: tuple[str, ...]
+) -> NetworkInputs:
+    """Return what the recipe's network reads of mapped columns; `default` are the columns that a
+    network reads unless it declares others. Raises RecipeError for a column that isn't there."""
+    if PADDING_MASK in specs:
+        default = (*default, PADDING_MASK)
+    model = recipe.model
+    with prefixing_problems(f"model {model.name}: "):
+        declared = model.list_inputs()
+    with prefixing_problems("model.inputs: "):
+        inputs = resolve_inputs(model.inputs, declared, specs, default)
+    return inputs.with_masks(specs) if model.reads_masks else inputs
+
+
+def _make_map_ops(
+    recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
+) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
+    """Return the map ops of a split, after those that encode a table, and the mapped specs."""
+    split = getattr(raw, key)
+    ops = getattr(recipe.dataset, key).ops
+    encode: tuple[MapOp, ...] = ()
+    if raw.table is not None or raw.scale is not None:
+        from pipeline.data.tables.encode_table import make_encoding_ops
+
+        encode = tuple(make_encoding_ops(raw.table, recipe.model.table_input, raw.scale))
+    specs = split.specs()
+    if bucket is not None:
+        specs = fit_specs_to_bucket(bucket, specs, raw.inputs[0])
+    classes = len(raw.targets) if raw.targets.task == "classification" else None
+    with prefixing_problems(f"dataset.{key}."):
+        return fit_ops(ops, encode, specs, classes, recipe.dataset.ignore_index)
+
+
+def fit_ops(
+    ops: Sequence[MapOp],
+    encode: tuple[MapOp, ...],
+    specs: Mapping[str, ColumnSpec],
+    classes: int | None,
+    ignore_index: int | None,
+) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
+    """Return a recipe's ops for columns and a number of classes, after `encode`, which encode a
+    table or series, and the mapped specs. Raises ValueError, beginning with the op's position."""
+    specs = compute_column_specs(encode, specs)
+    ops = tuple(ops) if classes is None else fit_to_classes(ops, classes)
+    # A number for each image can't be the labels of its pixels.
+    if specs["label"].shape and any(op.moves_pixels for op in ops):
+        from pipeline.data.ops.together import make_joint_ops
+
+        ops = make_joint_ops(ops, specs, ignore_index)
+    return (*encode, *ops), compute_column_specs(ops, specs)

@@ -324,3 +324,18 @@ def require_same_form(step_config: StepConfig, state: Any, batch: Any, rates: An
 
 def _get_form(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def require_same_shapes(compute: Callable[..., Any], trained: Any, result: Any) -> None:
+    """Raise ValueError unless a gradient rule keeps the shapes of trained parameters and of the
+    backward pass's other results. Both have shapes in place of arrays."""
+
+    def apply_rule(trained: Any, result: Any, key: Array) -> Any:
+        return compute(lambda parameters: (parameters, result), trained, key)
+
+    gradients, returned = find_shapes(apply_rule, trained, result, jax.random.key(0))
+    shapes = jax.tree.map(jnp.shape, gradients)
+    if shapes != jax.tree.map(jnp.shape, trained):
+        raise ValueError(f"returns gradients of shapes {show(shapes)}; must be like the parameters")
+    if jax.tree.map(jnp.shape, returned) != jax.tree.map(jnp.shape, result):
+        raise ValueError("must return the other results of the backward pass too")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
     from pipeline.training.step_config import StepConfig
 
+USUAL_LOSSES: Mapping[Task, str] = {
+    "classification": "cross_entropy",
+    "regression": "mse",
+    "multi_label": "binary_cross_entropy",
+    "next_token": "cross_entropy",
+    "matching": "contrastive",
+    "sequence": "ctc",
+}
+"""The loss that a recipe of each task would usually name."""
 
 SampleLoss = Callable[..., "jax.Array"]
 """(logits, labels, where) -> loss per sample; `where` is passed only with an `ignore_index`."""

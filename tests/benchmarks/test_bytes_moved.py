@@ -19,9 +19,9 @@ from benchmarks.bytes_moved import (
     PRODUCT,
     Figures,
     count_moved_bytes,
-    find_kept,
     format_report,
 )
+from benchmarks.least_bytes import find_kept
 from pipeline.backends.graph.tracing import make_graph
 
 PROGRAM = """HloModule jit_loop

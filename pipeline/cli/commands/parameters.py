@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,6 +59,16 @@ class WholeNumber(Number):
         if not is_whole or not self.least <= int(text) <= self.most:
             _refuse(param, value, f"must be a whole number from {self.least:,} to {self.most:,}")
         return int(text)
+
+
+class Size(WholeNumber):
+    """A size of a sample. The error for NAME=VALUE advises to write `--argument NAME=VALUE`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises UsageError if it isn't a whole number in the range."""
+        if "=" in str(value):
+            raise UsageError([str(value)], f"is an option: --argument {shlex.quote(str(value))}")
+        return super().convert(value, param, ctx)
 
 
 class OneOf(click.Choice[str]):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from typing import Any
-
-import click
-
 from pipeline.cli.commands.command import (
     Argument,
     CommandGroup,
@@ -21,7 +16,7 @@ from pipeline.cli.commands.parameters import (
     FilePath,
     OneOf,
     Override,
-    WholeNumber,
+    Size,
     count_option,
     metric_option,
     out_option,
@@ -30,7 +25,6 @@ from pipeline.cli.commands.parameters import (
     path_argument,
     seed_option,
 )
-from pipeline.core.errors import UsageError
 
 MAX_NUMBER = 1_000_000
 
@@ -354,16 +348,6 @@ RECIPE_COMMANDS = (
         prints_facts=False,
     ),
 )
-
-
-class Size(WholeNumber):
-    """A size of a sample. The error for NAME=VALUE advises to write `--argument NAME=VALUE`."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Raises UsageError if it isn't a whole number in the range."""
-        if "=" in str(value):
-            raise UsageError([str(value)], f"is an option: --argument {shlex.quote(str(value))}")
-        return super().convert(value, param, ctx)
 
 
 CONVERT = CommandGroup(

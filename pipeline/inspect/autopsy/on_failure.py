@@ -49,7 +49,6 @@ from pipeline.inspect.autopsy.examine import Autopsy, NonFiniteSamples, compute_
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.build import make_step_config
-from pipeline.stages.data import fit_ops
 from pipeline.stages.lower import (
     LOWERINGS,
     lay_out,
@@ -61,6 +60,7 @@ from pipeline.stages.lower import (
 from pipeline.stages.record.run_directory import RECIPE
 from pipeline.stages.record.trained_run import read_run_recipe
 from pipeline.stages.runner.context import CompiledRun
+from pipeline.stages.sample_sizes import fit_ops
 from pipeline.training.features.accumulation import count_microbatches
 from pipeline.training.features.freezing import Freezing, select_phase
 from pipeline.training.parallel.microbatches import compute_microbatch_size

@@ -357,18 +357,12 @@ def _picture_samples(
         pixels = np.asarray(mapped[dataset.inputs.arrays[0].column])
         images = pixels if can_picture(pixels.shape[1:]) else images
     size = images.shape[1:3]
-    return [
-        (
-            sample,
-            join_masks(
-                picture(image),
-                _pad_mask(mask.true, size),
-                _pad_mask(mask.predicted, size),
-                len(dataset.targets),
-            ),
-        )
-        for sample, image, mask in zip(worst, images, predictions.worst_masks, strict=True)
-    ]
+    pictures = []
+    for sample, image, mask in zip(worst, images, predictions.worst_masks, strict=True):
+        true, predicted = (_pad_mask(part, size) for part in (mask.true, mask.predicted))
+        pair = join_masks(picture(image), true, predicted, len(dataset.targets))
+        pictures.append((sample, pair))
+    return pictures
 
 
 def _pad_mask(mask: np.ndarray, size: Sequence[int]) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -447,19 +445,3 @@ class Adversarial(LayerSpec):
     """Layers from x to a score, (batch, 1)."""
     scores: Features = "$classes"
     """Always 3, the number of labels of the map op `constant_labels`."""
-
-
-def name_scopes(layers: Iterable[LayerSpec]) -> list[str]:
-    """Return the names of sibling layers in parameter paths: the scope, or the kind with a number.
-    Raises ValueError if two layers would share a name."""
-    counts: Counter[str] = Counter()
-    names: list[str] = []
-    for layer in layers:
-        name = layer.scope
-        if name is None:
-            name = f"{layer.name}_{counts[layer.name]}"
-            counts[layer.name] += 1
-        if name in names:
-            raise ValueError(f"two layers share the scope {name!r}; scopes must differ")
-        names.append(name)
-    return names

@@ -8,7 +8,8 @@ Height and width are axes 1 and 2 in both. Parameters are the same, so a checkpo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,10 +23,14 @@ from flax import linen as nn
 from jax import Array, lax
 
 from pipeline.models.layers import standard
-from pipeline.models.layers.model_spec import InitSpec, LayerSpec, Padding, looks_up_rows
+from pipeline.models.layers.model_spec import (
+    InitSpec,
+    LayerSpec,
+    Padding,
+    looks_up_rows,
+)
 from pipeline.models.layers.path_patterns import SAMPLE_LOSSES, is_frozen
 from pipeline.models.layers.precision import Products, TypeRule, find_type_rule
-from pipeline.models.layers.standard import name_scopes
 from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy, Pair
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])
@@ -410,3 +415,19 @@ def compute_pads(
     if isinstance(padding, int):
         return ((padding, padding),) * len(sizes)
     return padding
+
+
+def name_scopes(layers: Iterable[LayerSpec]) -> list[str]:
+    """Return the names of sibling layers in parameter paths: the scope, or the kind with a number.
+    Raises ValueError if two layers would share a name."""
+    counts: Counter[str] = Counter()
+    names: list[str] = []
+    for layer in layers:
+        name = layer.scope
+        if name is None:
+            name = f"{layer.name}_{counts[layer.name]}"
+            counts[layer.name] += 1
+        if name in names:
+            raise ValueError(f"two layers share the scope {name!r}; scopes must differ")
+        names.append(name)
+    return names

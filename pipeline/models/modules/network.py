@@ -11,19 +11,15 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.data.inputs import MASK, name_mask
-from pipeline.models.layers.model_spec import (
-    InitSpec,
-    LayerSpec,
-    looks_up_rows,
-    walk_layers,
-)
+from pipeline.models.layers.model_spec import InitSpec, LayerSpec, looks_up_rows, walk_layers
 from pipeline.models.layers.precision import Products, TypeRule
-from pipeline.models.layers.standard import Branches, name_scopes
+from pipeline.models.layers.standard import Branches
 from pipeline.models.lowerings.problem import DEFAULTS, Layout, LoweringPolicy, swap_layout
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
     find_layer_without_chwn,
+    name_scopes,
     to_nhwc,
 )
 

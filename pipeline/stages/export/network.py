@@ -33,14 +33,13 @@ from pipeline.models.layers.standard import (
     Flatten,
     GroupNorm,
     Residual,
-    name_scopes,
 )
 from pipeline.models.layers.tokens import Conv1d, Lookup, Pool1d, Recurrent, SelfAttention
+from pipeline.models.modules.apply_layers import name_scopes
 from pipeline.models.modules.network import Network
 from pipeline.models.weights.rules.syntax import Framework
-from pipeline.stages.data import choose_inputs
 from pipeline.stages.key_errors import prefixing_problems
-from pipeline.stages.sample_sizes import add_padding_mask, fit_specs_to_bucket
+from pipeline.stages.sample_sizes import add_padding_mask, choose_inputs, fit_specs_to_bucket
 from pipeline.training.update import shape_inputs
 
 COLLECTIONS = ("params", "batch_stats")

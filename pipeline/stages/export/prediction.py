@@ -29,10 +29,10 @@ from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import build_network
-from pipeline.stages.data import choose_inputs, drop_folds
+from pipeline.stages.data import drop_folds
 from pipeline.stages.key_errors import prefixing_problems
 from pipeline.stages.record.trained_run import Samples, TrainedRun, read_trained_run
-from pipeline.stages.sample_sizes import add_padding_mask
+from pipeline.stages.sample_sizes import add_padding_mask, choose_inputs
 from pipeline.training.state import Inputs
 
 Weights = Mapping[str, Array | np.ndarray]

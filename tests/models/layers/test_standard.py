@@ -16,8 +16,6 @@ from pipeline.models.layers.standard import (
     MaxPool,
     Relu,
     Residual,
-    Sequence,
-    name_scopes,
 )
 
 
@@ -98,21 +96,3 @@ def test_pool_refuses_padding_as_large_as_its_window(padding: Any) -> None:
 
 def test_conv_features_may_be_the_classes() -> None:
     assert Conv(features="$classes", kernel=1, groups=2).features == "$classes"
-
-
-def test_siblings_are_numbered_by_kind_unless_scoped() -> None:
-    siblings = (
-        Conv(features=4, kernel=3),
-        Relu(),
-        Sequence(scope="stage1", body=()),
-        Conv(features=4, kernel=3, scope="neck"),
-        Conv(features=4, kernel=3),
-        Relu(),
-    )
-    assert name_scopes(siblings) == ["conv_0", "relu_0", "stage1", "neck", "conv_1", "relu_1"]
-
-
-@pytest.mark.parametrize("taken", ["relu_0", "mine"])
-def test_siblings_cannot_share_a_scope(taken: str) -> None:
-    with pytest.raises(ValueError, match=f"two layers share the scope '{taken}'"):
-        name_scopes((Relu(scope="mine"), Relu(), Relu(scope=taken)))

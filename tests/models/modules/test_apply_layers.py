@@ -17,6 +17,7 @@ from pipeline.models.layers import standard
 from pipeline.models.modules.apply_layers import (
     COMPUTATIONS,
     intercept_layers,
+    name_scopes,
     record_layers,
 )
 from tests.models.build import network
@@ -126,3 +127,21 @@ print(y.item(), *(name.removeprefix(prefix) for name in sys.modules if name.star
     assert float(value) == -0.5
     assert "standard" in loaded
     assert "tokens" not in loaded
+
+
+def test_siblings_are_numbered_by_kind_unless_scoped() -> None:
+    siblings = (
+        standard.Conv(features=4, kernel=3),
+        standard.Relu(),
+        standard.Sequence(scope="stage1", body=()),
+        standard.Conv(features=4, kernel=3, scope="neck"),
+        standard.Conv(features=4, kernel=3),
+        standard.Relu(),
+    )
+    assert name_scopes(siblings) == ["conv_0", "relu_0", "stage1", "neck", "conv_1", "relu_1"]
+
+
+@pytest.mark.parametrize("taken", ["relu_0", "mine"])
+def test_siblings_cannot_share_a_scope(taken: str) -> None:
+    with pytest.raises(ValueError, match=f"two layers share the scope '{taken}'"):
+        name_scopes((standard.Relu(scope="mine"), standard.Relu(), standard.Relu(scope=taken)))

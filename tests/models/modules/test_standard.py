@@ -186,6 +186,37 @@ def test_layer_norm_normalises_every_position_over_its_channels() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layer", [LayerNorm(), GroupNorm(groups=2, epsilon=1e-7)])
+@pytest.mark.parametrize("mean", [1, 30, 1000])
+def test_norms_keep_digits_of_means_far_from_zero(layer: LayerSpec, mean: int) -> None:
+    """Promise: an error of at most 1e-6 and 4e-7 of mean / deviation, of y and of its gradient."""
+    images = (mean + random(8, 6, 5, 64)).astype(np.float32)
+    weights = random(8, 6, 5, 64)
+    module = network(layer)
+    variables = module.init(jax.random.key(0), images, train=False)
+
+    def normalise(x: Any) -> Any:
+        return module.apply(variables, x, train=False)
+
+    y, differentiate = jax.vjp(jax.jit(normalise), images)
+    groups = getattr(layer, "groups", None)
+    shape = (8, 6, 5, 1, 64) if groups is None else (8, 1, 30, groups, 64 // groups)
+    axes = (4,) if groups is None else (2, 4)
+
+    def average(x: np.ndarray) -> np.ndarray:
+        return x.mean(axes, keepdims=True)
+
+    exact, cotangent = (array.reshape(shape).astype(float) for array in (images, weights))
+    deviation = np.sqrt(average((exact - average(exact)) ** 2) + 1e-7)
+    expected = (exact - average(exact)) / deviation
+    gradient = cotangent - average(cotangent) - expected * average(expected * cotangent)
+    atol = 1e-6 + 4e-7 * mean  # The deviation is 1.
+    np.testing.assert_allclose(y.reshape(shape), expected, rtol=0, atol=atol)
+    (computed,) = differentiate(jnp.asarray(weights))
+    np.testing.assert_allclose(computed.reshape(shape), gradient / deviation, rtol=0, atol=atol)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2**-8)])
 def test_rms_norm_divides_by_the_root_of_the_mean_square(dtype: str, tolerance: float) -> None:
     """A 16-bit result is the exact one, rounded once."""

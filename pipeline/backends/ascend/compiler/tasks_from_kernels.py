@@ -346,10 +346,8 @@ class _Lowering:
             ]
         else:
             reads = [
-                self.inserted.put_channels_last(index, kernel)
-                if self.maps.is_map(index)
-                else buffer
-                for index, buffer in zip(node.inputs, reads, strict=True)
+                self.inserted.put_channels_last(value, kernel) if self.maps.is_map(value) else read
+                for value, read in zip(node.inputs, reads, strict=True)
             ]
             reads = [self._reorder_operand(kernel, node, side, reads[side]) for side in range(2)]
         writes = (self.buffers.get(node.outputs[0]),)
@@ -401,9 +399,8 @@ class _Lowering:
             self.inserted.add_memset(kernel, writes)
         name = "ResizeBilinear" if node.params["is_linear"] else "ResizeNearestNeighbor"
         out = node.outputs[0]
-        work = VectorWork(
-            self.graph.values[out].size, self.dtypes[out], rows=int(node.params["rows"])
-        )
+        size = self.graph.values[out].size
+        work = VectorWork(size, self.dtypes[out], rows=int(node.params["rows"]))
         self.inserted.add(
             kernel, name + "Grad" * backward, "resize", reads, writes,
             vector=work, fused=(node.primitive,),
@@ -426,11 +423,7 @@ class _Lowering:
             self.maps.add_plain_move(kernel, node)
             return
         reads, writes = self.maps.lay_out(kernel)
-        default: CostClass = "copy"
-        permutation = None
-        if node.primitive == "transpose":
-            default = "transpose"
-            permutation = self._find_permutation(node)
+        is_transpose = node.primitive == "transpose"
         elements = max(self.graph.values[index].size for index in node.outputs)
         if kind == "scatter":
             elements = self.graph.values[node.inputs[2]].size
@@ -438,13 +431,13 @@ class _Lowering:
         self.inserted.add(
             kernel,
             OPS.get(node.primitive, node.primitive),
-            MOVERS.get(kind, default),
+            MOVERS.get(kind, "transpose" if is_transpose else "copy"),
             reads,
             writes,
             engine="hccl" if kind == "collective" else "vector",
             vector=VectorWork(elements, self.dtypes[node.outputs[0]]),
             fused=(node.primitive,),
-            permutation=permutation,
+            permutation=self._find_permutation(node) if is_transpose else None,
         )
 
     def _find_permutation(self, node: Node) -> Permutation:

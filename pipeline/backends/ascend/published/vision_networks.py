@@ -27,9 +27,8 @@ from pipeline.models.layers.standard import (
     Sequence,
     Sigmoid,
     Upsample,
-    name_scopes,
 )
-from pipeline.models.modules.apply_layers import LayerContext, apply_layer
+from pipeline.models.modules.apply_layers import LayerContext, apply_layer, name_scopes
 
 CONVNEXT_DEPTHS = (3, 3, 9, 3)
 CONVNEXT_WIDTHS = (96, 192, 384, 768)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import CLASSES, LayerSpec
-from pipeline.models.layers.standard import name_scopes
+from pipeline.models.modules.apply_layers import name_scopes
 from pipeline.models.torch_graph.conversion.known_layers import (
     Chain,
     Flow,

@@ -17,6 +17,7 @@ from pipeline.models.modules.batch_norm import (
     normalise,
     normalise_by_batch,
 )
+from pipeline.models.modules.standard import standardise
 from pipeline.models.torch_graph.operator_table import TorchTensor, aten, pack_result, to_tensor
 
 
@@ -169,7 +170,7 @@ def layer_norm(
     numbers = range(x.ndim - len(normalized_shape), x.ndim)
     if x.shape[numbers.start :] != tuple(normalized_shape):
         raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
-    y = _standardise(x.array.astype(jnp.float32), x.axes(numbers), eps)
+    y = standardise(x.array.astype(jnp.float32), tuple(x.axes(numbers)), eps)
     return x.with_array(_scale_and_shift(x, y, weight, bias, numbers))
 
 
@@ -192,13 +193,6 @@ def _find_moments(x: Array, axes: Sequence[int], eps: float) -> tuple[Array, Arr
     """Return the mean over axes, and 1 / the standard deviation; the axes have size 1."""
     mean = x.mean(axes, keepdims=True)
     return mean, lax.rsqrt(jnp.square(x - mean).mean(axes, keepdims=True) + eps)
-
-
-def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
-    """Subtract the mean over some axes, and divide by the standard deviation."""
-    mean = x.mean(axes, keepdims=True)
-    var = jnp.square(x - mean).mean(axes, keepdims=True)
-    return (x - mean) * lax.rsqrt(var + eps)
 
 
 @aten("rms_norm.default", kind="layer_norm", full_weights=True)
@@ -232,7 +226,7 @@ def group_norm(
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"{num_groups} groups of {channels} channels")
     grouped = ordered.array.astype(jnp.float32).reshape((*sizes, num_groups, -1))
-    y = _standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape((*sizes, channels))
+    y = standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape((*sizes, channels))
     return ordered.with_array(_scale_and_shift(ordered, y, weight, bias, [1]))
 
 

@@ -122,7 +122,6 @@ XCEPTION_TORCH = _make_xception("block", first=1)
 XCEPTION_MINDSPORE = _make_xception(r"blocks\.", first=0)
 """mindcv."""
 
-
 GOOGLENET: LayerRules = (
     (r"aux\d\..+", SKIPPED),
     (r"conv(\d)\.(?:conv|bn)", "{kind}_#"),
@@ -391,7 +390,6 @@ SQUEEZENET: LayerRules = (
     (r"classifier\.1|final_conv", "conv_1"),
 )
 """torchvision and mindcv."""
-
 
 VIT: LayerRules = (
     (r"class_token|cls_token", "class_token_0/token"),

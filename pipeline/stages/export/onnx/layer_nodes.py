@@ -12,10 +12,9 @@ import numpy as np
 from pipeline.core.errors import RecipeError
 from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.model_spec import LayerSpec, pair
-from pipeline.models.layers.standard import name_scopes
 from pipeline.models.lowerings.formulas.pools import index_windows, weigh_windows
 from pipeline.models.lowerings.problem import compute_reach
-from pipeline.models.modules.apply_layers import WindowPadding, compute_pads
+from pipeline.models.modules.apply_layers import WindowPadding, compute_pads, name_scopes
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput, Order
 
 Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]

@@ -28,7 +28,7 @@ from pipeline.data.dataset_spec import find_table_layout
 from pipeline.data.inputs import Dataset
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.modules.network import separate_masks
-from pipeline.stages.data import choose_inputs, load_data
+from pipeline.stages.data import load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx.composite_nodes import Average, add_average
 from pipeline.stages.export.onnx.graph_builder import (
@@ -43,6 +43,7 @@ from pipeline.stages.export.onnx.op_nodes import add_ops, add_scale
 from pipeline.stages.export.onnx.weight_quantization import WeightType, quantize_weights
 from pipeline.stages.export.prediction import make_predict, map_inputs, require_equal_shapes
 from pipeline.stages.record.trained_run import TrainedRun
+from pipeline.stages.sample_sizes import choose_inputs
 
 MODEL, INT8, WEIGHTS, SCRIPT = ONNX_FILES
 OUTPUT = "logits"
