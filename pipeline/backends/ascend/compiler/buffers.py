@@ -223,6 +223,8 @@ class InsertedOps:
         self.unconverted: dict[int, int] = {}
         """Plain copy of a gradient -> the buffer that it was converted from."""
         self._prepared: dict[tuple[int, Layout], int] = {}
+        self._plain: dict[int, int] = {}
+        """Feature map -> its plain copy, in its own type."""
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
         self.channels_last: set[int] = set()
         """Maps that were written with their channels last."""
@@ -309,20 +311,19 @@ class InsertedOps:
 
     def prepare_plain(self, value: int, kernel: Kernel) -> int:
         """Return a feature map in the plain layout. All readers share the conversion."""
-        key: tuple[int, Layout] = (value, "ND")
-        if key not in self._prepared:
+        if value not in self._plain:
             source = self.buffers.get(value)
             if self.buffers.all[source].layout == "NC1HWC0":
                 source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
-            self._prepared[key] = source
-        return self._prepared[key]
+            self._plain[value] = source
+        return self._plain[value]
 
     def write_plain(self, value: int) -> int:
         """Return the plain buffer that a move writes a map to. The map's readers share it."""
         part = self.buffers.get(value)
         if self.buffers.all[part].layout == "NC1HWC0":
             part = self.buffers.add_copy(value, self.buffers.dtypes[value], "ND")
-        self._prepared[value, "ND"] = part
+        self._plain[value] = part
         return part
 
     def put_in_blocks(self, value: int, part: int, kernel: Kernel) -> None:

@@ -1,9 +1,12 @@
-"""Elements that layouts store."""
+"""Elements that layouts store, and copies that kernels share."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.tasks import Layout
 from pipeline.backends.ascend.compiler.buffers import count_padded_elements
 from pipeline.backends.graph.graph import Value
+from tests.backends.ascend.steps import gradient_step, of, only
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,36 @@ def test_padded_elements_match_the_layout(
 def test_padding_never_loses_elements(sides: list[int], layout: Layout) -> None:
     stored = count_padded_elements(Value(tuple(sides), "float16"), layout, len(sides) - 1)
     assert math.prod(sides) <= stored <= math.prod(sides) * 256
+
+
+def convolve(p: Any, x: jax.Array) -> jax.Array:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.nn.relu(
+        jax.lax.conv_general_dilated(x, p, (1, 1), "SAME", dimension_numbers=numbers)
+    )
+
+
+@pytest.mark.parametrize("core", ["joined", "split"])
+def test_transposed_map_leaves_its_blocks_first(core: str) -> None:
+    """The operand of a matrix product in half precision isn't the transpose's plain copy."""
+
+    def forward(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.einsum("bhwc,cd->bhwd", convolve(p["kernel"], x), p["matrix"])
+
+    parameters = {"kernel": of(3, 3, 32, 32), "matrix": of(32, 64)}
+    graph = gradient_step(forward, parameters, of(8, 16, 16, 32)).tasks("O2", core=core)
+    transposes = only(graph, "transpose", "forward")
+    assert [graph.buffers[task.reads[0]].layout for task in transposes] == ["ND"]
+
+
+def test_move_reads_a_weight_in_its_own_type() -> None:
+    """An Add reads the weight's float16 copy, a concatenation with a float32 map the weight."""
+
+    def forward(p: Any, x: jax.Array) -> jax.Array:
+        maps = convolve(p["kernel"], x) + p["offset"]
+        return jnp.concatenate([maps, p["offset"]], -1)
+
+    parameters = {"kernel": of(3, 3, 32, 40), "offset": of(8, 16, 16, 40)}
+    graph = gradient_step(forward, parameters, of(8, 16, 16, 32)).tasks("O2")
+    (move,) = only(graph, "copy", "forward")
+    assert {graph.buffers[index].dtype for index in (*move.reads, *move.writes)} == {"float32"}
