@@ -357,12 +357,13 @@ class InsertedOps:
         return self._channels_first[value]
 
     def write_channels_last(self, value: int) -> int:
-        """Change the buffer of a map to plain with its channels last, and return it. Its bytes stay
-        as in blocks of channels."""
+        """Change the buffer of a map to plain with its channels last, and return it."""
         buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self.channels_last:
-            self.buffers.change(buffer, layout="ND")
+            stored = get_stored_bytes(self.buffers.all[buffer].dtype)
+            nbytes = math.ceil(self.graph.values[value].size * stored)
+            self.buffers.change(buffer, layout="ND", nbytes=nbytes)
             self.channels_last.add(value)
         return buffer
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.tasks import Layout
 from pipeline.backends.ascend.compiler.buffers import count_padded_elements
 from pipeline.backends.graph.graph import Value
-from tests.backends.ascend.steps import gradient_step, of, only
+from pipeline.core.host.array_values import get_stored_bytes
+from tests.backends.ascend.steps import gradient_step, normalised, of, only
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,16 @@ def test_move_reads_a_weight_in_its_own_type() -> None:
     graph = gradient_step(forward, parameters, of(8, 16, 16, 32)).tasks("O2")
     (move,) = only(graph, "copy", "forward")
     assert {graph.buffers[index].dtype for index in (*move.reads, *move.writes)} == {"float32"}
+
+
+def test_map_with_channels_last_has_no_padded_channels() -> None:
+    def forward(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.abs(normalised(convolve(p["kernel"], x), p["scale"], p["shift"], (3,)))
+
+    parameters = {"kernel": of(3, 3, 32, 40), "scale": of(40), "shift": of(40)}
+    graph = gradient_step(forward, parameters, of(8, 64, 64, 32)).tasks("O2")
+    maps = [buffer for buffer in graph.buffers if buffer.shape == (8, 64, 64, 40)]
+    assert {buffer.layout for buffer in maps} == {"ND", "NC1HWC0"}
+    for buffer in maps:
+        channels = 40 if buffer.layout == "ND" else 48
+        assert buffer.nbytes == 8 * 64 * 64 * channels * get_stored_bytes(buffer.dtype)
