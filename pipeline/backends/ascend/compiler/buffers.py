@@ -22,7 +22,11 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
     simplify_permutation,
 )
-from pipeline.backends.ascend.compiler.dataflow import Dataflow, find_channel_axes
+from pipeline.backends.ascend.compiler.dataflow import (
+    Dataflow,
+    find_channel_axes,
+    find_kernel_axes,
+)
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.phases import Phases, TracedSignature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
@@ -34,7 +38,8 @@ class Buffers:
     """Buffers of values, created at their first use. Values and buffers are indices.
 
     `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
-    feature map, `within` the array that each slice of a scan is a part of. `matrix_layout` is the
+    feature map, `kernel_axes` those of kernels by shape, `within` the array that each slice of a
+    scan is a part of. `matrix_layout` is the
     layout that the cube writes matrices in.
     """
 
@@ -55,6 +60,7 @@ class Buffers:
         self.dataflow = dataflow
         self.alias = dataflow.alias
         self.axes = find_channel_axes(graph, dataflow)
+        self.kernel_axes = find_kernel_axes(graph, phases)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
@@ -75,7 +81,11 @@ class Buffers:
 
     def add(self, value: int, dtype: str, layout: Layout, within: int | None = None) -> int:
         """Add another buffer for a value, in a type and a layout."""
-        stored = count_padded_elements(self.graph.values[value], layout, self.axes.get(value))
+        shape = self.graph.values[value].shape
+        channel_axes = self.kernel_axes.get(shape, (len(shape) - 2, len(shape) - 1))
+        if layout == "NC1HWC0":
+            channel_axes = (self.axes[value],) if value in self.axes else ()
+        stored = count_padded_elements(self.graph.values[value], layout, channel_axes)
         self.all.append(
             Buffer(
                 index=len(self.all),
@@ -176,21 +186,18 @@ def is_aligned(shape: Sequence[int], batch: int) -> bool:
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
 
-def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None) -> int:
+def count_padded_elements(value: Value, layout: Layout, channel_axes: Sequence[int]) -> int:
     """Return the number of elements that a layout stores for a value.
 
-    Channels are padded to blocks of 16. FRACTAL_NZ pads both minor axes of a matrix.
+    Channels are padded to blocks of 16: a map's in NC1HWC0, and both those that a kernel reads and
+    those that it computes in FRACTAL_Z. FRACTAL_NZ pads both minor axes of a matrix.
     """
     shape = list(value.shape)
-    if layout == "NC1HWC0" and channel_axis is not None:
-        shape[channel_axis] = pad_to_blocks(shape[channel_axis])
+    if layout == "NC1HWC0" or (layout == "FRACTAL_Z" and len(shape) > 1):
+        for axis in channel_axes:
+            shape[axis] = pad_to_blocks(shape[axis])
     elif layout == "FRACTAL_NZ" and len(shape) > 1:
         shape[-2:] = [pad_to_blocks(shape[-2]), pad_to_blocks(shape[-1])]
-    elif layout == "FRACTAL_Z" and len(shape) > 1:
-        # The two largest axes of a weight are its channels, the others are taps.
-        order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
-        for axis in order[-2:]:
-            shape[axis] = pad_to_blocks(shape[axis])
     return math.prod(shape)
 
 

@@ -19,23 +19,25 @@ from tests.backends.ascend.steps import gradient_step, normalised, of, only
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout", "axis", "stored"),
+    ("shape", "layout", "axes", "stored"),
     [
-        ((2, 8, 8, 3), "NC1HWC0", 3, 2 * 8 * 8 * 16),
-        ((2, 3, 8, 8), "NC1HWC0", 1, 2 * 16 * 8 * 8),
-        ((2, 8, 8, 64), "NC1HWC0", 3, 2 * 8 * 8 * 64),
-        ((30, 17), "FRACTAL_NZ", None, 32 * 32),
-        ((17,), "FRACTAL_NZ", None, 17),
-        ((7, 7, 3, 64), "FRACTAL_Z", None, 7 * 16 * 3 * 64),
-        ((3, 3, 64, 64), "FRACTAL_Z", None, 9 * 64 * 64),
-        ((30, 17), "ND", None, 30 * 17),
-        ((), "ND", None, 1),
+        ((2, 8, 8, 3), "NC1HWC0", (3,), 2 * 8 * 8 * 16),
+        ((2, 3, 8, 8), "NC1HWC0", (1,), 2 * 16 * 8 * 8),
+        ((2, 8, 8, 64), "NC1HWC0", (3,), 2 * 8 * 8 * 64),
+        ((30, 17), "FRACTAL_NZ", (), 32 * 32),
+        ((17,), "FRACTAL_NZ", (), 17),
+        ((7, 7, 3, 64), "FRACTAL_Z", (2, 3), 7 * 7 * 16 * 64),
+        ((3, 3, 64, 64), "FRACTAL_Z", (2, 3), 9 * 64 * 64),
+        ((64, 3, 7, 7), "FRACTAL_Z", (0, 1), 64 * 16 * 7 * 7),
+        ((7, 7, 1, 32), "FRACTAL_Z", (2, 3), 7 * 7 * 16 * 32),
+        ((30, 17), "ND", (), 30 * 17),
+        ((), "ND", (), 1),
     ],
 )  # fmt: skip
 def test_padded_elements_match_the_layout(
-    shape: tuple[int, ...], layout: Layout, axis: int | None, stored: int
+    shape: tuple[int, ...], layout: Layout, axes: tuple[int, ...], stored: int
 ) -> None:
-    assert count_padded_elements(Value(shape, "float16"), layout, axis) == stored
+    assert count_padded_elements(Value(shape, "float16"), layout, axes) == stored
 
 
 @pytest.mark.slow
@@ -44,7 +46,8 @@ def test_padded_elements_match_the_layout(
     st.sampled_from(["ND", "NC1HWC0", "FRACTAL_NZ", "FRACTAL_Z"]),
 )
 def test_padding_never_loses_elements(sides: list[int], layout: Layout) -> None:
-    stored = count_padded_elements(Value(tuple(sides), "float16"), layout, len(sides) - 1)
+    axes = range(len(sides) - (1 if layout == "NC1HWC0" else 2), len(sides))
+    stored = count_padded_elements(Value(tuple(sides), "float16"), layout, axes)
     assert math.prod(sides) <= stored <= math.prod(sides) * 256
 
 
@@ -92,3 +95,22 @@ def test_map_with_channels_last_has_no_padded_channels() -> None:
     for buffer in maps:
         channels = 40 if buffer.layout == "ND" else 48
         assert buffer.nbytes == 8 * 64 * 64 * channels * get_stored_bytes(buffer.dtype)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shape"),
+    [(("NHWC", "HWIO", "NHWC"), (7, 7, 3, 64)), (("NHWC", "OIHW", "NHWC"), (64, 3, 7, 7))],
+)
+def test_kernel_and_its_gradient_have_padded_channels(
+    numbers: tuple[str, str, str], shape: tuple[int, ...]
+) -> None:
+    """A stem's three input channels are stored as 16, wherever the kernel has them."""
+
+    def forward(p: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, p, (2, 2), "SAME", dimension_numbers=numbers)
+
+    graph = gradient_step(forward, of(*shape), of(8, 32, 32, 3)).tasks("O2")
+    kernels = [buffer for buffer in graph.buffers if sorted(buffer.shape) == sorted(shape)]
+    assert {buffer.role for buffer in kernels} >= {"parameter", "gradient"}
+    for buffer in kernels:
+        assert buffer.nbytes == 16 * 64 * 7 * 7 * get_stored_bytes(buffer.dtype)
