@@ -231,11 +231,12 @@ class InsertedOps:
         """Plain copy of a gradient -> the buffer that it was converted from."""
         self._prepared: dict[tuple[int, Layout], int] = {}
         self._plain: dict[int, int] = {}
-        """Feature map -> its plain copy, in its own type."""
+        """Buffer of a feature map -> its plain copy."""
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
         self.channels_last: set[int] = set()
         """Maps that were written with their channels last."""
         self._channels_first: dict[int, int] = {}
+        """Buffer of a map with its channels last -> its copy in blocks."""
         self._deferred: list[Task] = []
 
     def add(
@@ -316,21 +317,26 @@ class InsertedOps:
             self._permuted[key] = copy
         return self._permuted[key]
 
-    def prepare_plain(self, value: int, kernel: Kernel) -> int:
-        """Return a feature map in the plain layout. All readers share the conversion."""
-        if value not in self._plain:
-            source = self.buffers.get(value)
+    def prepare_plain(self, value: int, kernel: Kernel, source: int | None = None) -> int:
+        """Return a feature map, or its copy `source`, in the plain layout.
+
+        All readers share the conversion.
+        """
+        source = self.buffers.get(value) if source is None else source
+        if source not in self._plain:
+            plain = source
             if self.buffers.all[source].layout == "NC1HWC0":
-                source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
-            self._plain[value] = source
-        return self._plain[value]
+                dtype = self.buffers.all[source].dtype
+                plain = self.convert(value, source, "ND", kernel, dtype)
+            self._plain[source] = plain
+        return self._plain[source]
 
     def write_plain(self, value: int) -> int:
         """Return the plain buffer that a move writes a map to. The map's readers share it."""
         part = self.buffers.get(value)
         if self.buffers.all[part].layout == "NC1HWC0":
             part = self.buffers.add_copy(value, self.buffers.dtypes[value], "ND")
-        self._plain[value] = part
+        self._plain[self.buffers.get(value)] = part
         return part
 
     def put_in_blocks(self, value: int, part: int, kernel: Kernel) -> None:
@@ -339,29 +345,29 @@ class InsertedOps:
         work = VectorWork(self.graph.values[value].size, self.buffers.all[part].dtype)
         self.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work, launched=False)
 
-    def put_channels_last(self, value: int, kernel: Kernel) -> int:
-        """Return a feature map in the plain layout with its channels last."""
-        plain = self.prepare_plain(value, kernel)
+    def put_channels_last(self, value: int, kernel: Kernel, source: int | None = None) -> int:
+        """Return a feature map, or its copy `source`, plain and with its channels last."""
+        plain = self.prepare_plain(value, kernel, source)
         images, positions, channels = self._measure_map(value)
         moved = simplify_permutation((images, channels, positions), (0, 2, 1))
         copy = self.permute(value, plain, moved, kernel)
         self.buffers.change(copy, shape=(images, positions, channels))
         return copy
 
-    def put_channels_first(self, value: int, kernel: Kernel) -> int:
-        """Return a copy of a channels-last map in blocks of channels, as convolutions read it.
+    def put_channels_first(self, value: int, kernel: Kernel, source: int | None = None) -> int:
+        """Return a channels-last map, or its copy `source`, in blocks of channels for convolutions.
 
         This adds a Transpose and a TransData, which all readers share.
         """
-        if value not in self._channels_first:
-            source = self.buffers.get(value)
+        source = self.buffers.get(value) if source is None else source
+        if source not in self._channels_first:
             images, positions, channels = self._measure_map(value)
             moved = simplify_permutation((images, positions, channels), (0, 2, 1))
             plain = self.permute(value, source, moved, kernel)
             dtype = self.buffers.all[source].dtype
             copy = self.convert(value, plain, "NC1HWC0", kernel, dtype)
-            self._channels_first[value] = copy
-        return self._channels_first[value]
+            self._channels_first[source] = copy
+        return self._channels_first[source]
 
     def write_channels_last(self, value: int) -> int:
         """Change the buffer of a map to plain with its channels last, and return it."""

@@ -339,14 +339,14 @@ class _Lowering:
             ]
         if kind == "conv":
             reads = [
-                self.inserted.put_channels_first(value, kernel)
+                self.inserted.put_channels_first(value, kernel, buffer)
                 if value in self.inserted.channels_last
                 else buffer
                 for value, buffer in zip(values, reads, strict=True)
             ]
         else:
             reads = [
-                self.inserted.put_channels_last(index, kernel)
+                self.inserted.put_channels_last(index, kernel, buffer)
                 if self.maps.is_map(index)
                 else buffer
                 for index, buffer in zip(node.inputs, reads, strict=True)

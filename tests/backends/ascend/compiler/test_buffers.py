@@ -114,3 +114,22 @@ def test_kernel_and_its_gradient_have_padded_channels(
     assert {buffer.role for buffer in kernels} >= {"parameter", "gradient"}
     for buffer in kernels:
         assert buffer.nbytes == 16 * 64 * 7 * 7 * get_stored_bytes(buffer.dtype)
+
+
+def test_products_on_transposed_maps_read_their_casts() -> None:
+    """No Cast stays unread, and the cube multiplies no float32."""
+
+    def multiply(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.einsum("bhwc,cd->bhwd", convolve(p["kernel"], x), p["matrix"])
+
+    def normalise(p: Any, x: jax.Array) -> jax.Array:
+        return normalised(convolve(p["kernel"], x), p["matrix"][:, 0], p["matrix"][:, 1], (3,))
+
+    parameters = {"kernel": of(3, 3, 32, 32), "matrix": of(32, 64)}
+    for forward in (multiply, normalise):
+        graph = gradient_step(forward, parameters, of(8, 16, 16, 32)).tasks("O0")
+        read = {index for task in graph.tasks for index in task.reads}
+        products = [task for task in graph.tasks if task.engine == "cube"]
+        operands = {graph.buffers[index].dtype for task in products for index in task.reads}
+        assert read.issuperset(index for task in only(graph, "cast") for index in task.writes)
+        assert operands == {"float16"}
