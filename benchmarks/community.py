@@ -1,8 +1,9 @@
 """Steps of community repositories beside the emulator's: `python -m benchmarks.community`.
 
-The rows of community.csv were collected by others, and no fit or choice of the model saw them. A
-row whose network isn't shipped isn't priced. IBN-ResNet-50 is priced as ResNet-50, whose batch norm
-replaces its instance norm.
+The rows of community.csv were collected by others. A row is priced as the described row with its
+id (`published/described.csv`). Stable Diffusion on the second generation is priced on `atlas_a2`,
+as the row of the first generation with another time, ERNIE's second text as the first one with
+more tokens. Rows of the sealed part aren't priced. Takes five minutes.
 
     python -m benchmarks.community --save benchmarks/results/community.md
 """
@@ -12,76 +13,128 @@ from __future__ import annotations
 import csv
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.pricing.traced_step import TracedStep
+from pipeline.backends.ascend.cost.efficiency import load_calibration
+from pipeline.backends.ascend.memory.memory_plan import GIB, MemoryPlan
+from pipeline.backends.ascend.pricing.pricing import chipset
+from pipeline.backends.ascend.published.scores import load_classes
 from pipeline.backends.ascend.published.workloads import (
-    ADAMW,
-    describe_input,
-    load_model_spec,
-    trace_image_step,
-    trace_network,
+    DESCRIBED,
+    DESCRIBED_LATER,
+    Published,
+    configure_row,
+    load_published_steps,
+    open_row,
 )
 
 ROWS = Path(__file__).with_name("community.csv")
-ERNIE_WORDS = 18_000
-"""Tokens of ERNIE 1.0, which has the layers of BERT base."""
+CHIPS = {"910": "ascend910", "910*": "atlas_a2"}
+LIKE = {"F010": "F001", "F012": "F006", "F050": "F048"}
+"""Rows that aren't described themselves, and the described row of the same network."""
+HEAD = (
+    "row|part|network|batch x chips|published ms|modelled ms|error|"
+    "80 % interval of the community|parameters and state, other memory (GiB)|memory"
+)
 
 
-def trace_classifier(batch: int, tokens: int) -> TracedStep:
-    """Return a step of BERT base with ERNIE's vocabulary on texts of `tokens` tokens."""
-    spec = load_model_spec("bert_base").model_copy(update={"vocabulary": ERNIE_WORDS})
-    return trace_network(spec, batch, describe_input((tokens,), "int32"), 2, ADAMW)
+@dataclass(frozen=True)
+class PricedStepOfRow:
+    """A row's step in ms, its interval as community code runs, and its memory."""
+
+    published_ms: float
+    modelled_ms: float
+    low_ms: float
+    high_ms: float
+    memory: MemoryPlan
+
+    @property
+    def error(self) -> float:
+        """Relative error of the modelled time."""
+        return self.modelled_ms / self.published_ms - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the published time is in the interval."""
+        return self.low_ms <= self.published_ms <= self.high_ms
 
 
-def trace_row(row: Mapping[str, str]) -> tuple[TracedStep, str] | None:
-    """Return the step of a row and the shipped network; None if its network isn't shipped."""
-    batch = int(row["batch_per_chip"])
-    if row["network"].startswith("ERNIE"):
-        tokens = int(row["dataset"].split(", ")[1].split()[0])
-        return trace_classifier(batch, tokens), "bert_base"
-    if row["network"].startswith("IBN-ResNet-50"):
-        return trace_image_step("resnet50", batch, 224, 1000), "resnet50, without instance norm"
-    return None
-
-
-def compare_row(row: Mapping[str, str]) -> tuple[list[str], float | None]:
-    """Return a row of the table, and the relative error of the modelled time."""
-    cells = [row["id"], row["network"], f"{row['batch_per_chip']}x{row['chips']}", row["precision"]]
-    cells.append(f"{float(row['ms_per_step']):.1f}")
-    traced = trace_row(row) if row["chip"] == "910" else None
-    if traced is None:
-        return [*cells, "", "", "", "not shipped"], None
-    step, network = traced
-    config = ExecutionConfig(
-        cast(Any, row["precision"]),
-        cast(Any, row["mode"]),
-        sink_size=1000,
+def describe_row(row: Mapping[str, str]) -> Published | None:
+    """Return the step of a row; None if it isn't described outside the sealed part."""
+    described = {
+        each.id: each
+        for table in (DESCRIBED, DESCRIBED_LATER)
+        for each in load_published_steps(table)
+    }
+    step = described.get(LIKE.get(row["id"], row["id"]))
+    if step is None or load_classes()[row["id"]].part == "seal":
+        return None
+    pixels = step.pixels
+    if row["id"] in LIKE and row["dataset"].endswith(" tokens"):
+        pixels = int(row["dataset"].split(", ")[1].split()[0])
+    return replace(
+        step,
+        id=row["id"],
+        batch=int(row["batch_per_chip"]),
+        pixels=pixels,
         devices=int(row["chips"]),
+        ms=float(row["ms_per_step"]),
+        framework=row["software"],
     )
-    priced = Pricing(step, chipset("ascend910")).price_step(config)
-    low, high = priced.table_interval_ms
-    error = priced.step_ms / float(row["ms_per_step"]) - 1
-    interval = f"{low:.1f} to {high:.1f}{'' if low <= float(row['ms_per_step']) <= high else ' no'}"
-    return [*cells, f"{priced.step_ms:.1f}", f"{error:+.0%}", interval, network], error
+
+
+def price_row(row: Published, chip: str) -> PricedStepOfRow:
+    """Return the modelled step of a row, and its memory."""
+    pricing = open_row(row, load_calibration(), chipset(chip))
+    config = configure_row(row)
+    step = pricing.price_step(config)
+    return PricedStepOfRow(row.ms, step.step_ms, *step.interval_ms, pricing.plan_memory(config))
+
+
+def format_row(row: Mapping[str, str], priced: PricedStepOfRow | None) -> list[str]:
+    """Return a row of the table."""
+    size = f"{row['batch_per_chip']}x{row['chips']}"
+    classed = load_classes()[row["id"]]
+    part = classed.part + f", {classed.row_class}" * (classed.row_class != "device")
+    cells = [row["id"], part, row["network"], size, f"{float(row['ms_per_step']):.1f}"]
+    if priced is None:
+        return [*cells, "", "", "", "", "not priced"]
+    pools = priced.memory.pools
+    parameters, maps = (pools[name].used_bytes / GIB for name in ("parameters", "feature maps"))
+    interval = f"{priced.low_ms:.0f} to {priced.high_ms:.0f}{'' if priced.inside else ' no'}"
+    return [
+        *cells,
+        f"{priced.modelled_ms:.1f}",
+        f"{priced.error:+.0%}",
+        interval,
+        f"{parameters:.1f}, {maps:.1f}",
+        priced.memory.verdict,
+    ]
 
 
 def make_table(file: Path) -> str:
-    """Return the rows of a file beside modelled times, and the median of the errors."""
+    """Return the rows of a file beside modelled times, and the errors of all."""
+    table = [HEAD.split("|"), ["---"] * len(HEAD.split("|"))]
+    priced_rows = []
     with file.open(newline="", encoding="utf-8") as lines:
-        results = [compare_row(row) for row in csv.DictReader(lines)]
-    head = "row|network|batch x chips|precision|published ms|modelled ms|error|80 % interval|as"
-    table = [head.split("|"), ["---"] * 9, *(cells for cells, _ in results)]
-    errors = [abs(error) for _, error in results if error is not None]
+        rows = list(csv.DictReader(lines))
+    for row in rows:
+        step = describe_row(row)
+        priced = None if step is None else price_row(step, CHIPS[row["chip"]])
+        table.append(format_row(row, priced))
+        if priced is not None:
+            priced_rows.append(priced)
+    errors = [abs(priced.error) for priced in priced_rows]
+    inside = sum(priced.inside for priced in priced_rows)
+    fits = sum(priced.memory.verdict != "out of memory" for priced in priced_rows)
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     return (
-        f"{text}\n\n{len(errors)} of {len(results)} rows have a shipped network; their median "
-        f"error is {np.median(errors):.0%}.\n"
+        f"{text}\n\n{len(errors)} of {len(rows)} rows are priced: median error "
+        f"{np.median(errors):.0%}, mean {np.mean(errors):.0%}; {inside} are inside the community's "
+        f"80 % interval; {fits} fit into the memory.\n"
     )
 
 

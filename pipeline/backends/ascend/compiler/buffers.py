@@ -22,7 +22,11 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
     simplify_permutation,
 )
-from pipeline.backends.ascend.compiler.dataflow import Dataflow, find_channel_axes
+from pipeline.backends.ascend.compiler.dataflow import (
+    Dataflow,
+    find_channel_axes,
+    find_kernel_axes,
+)
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.phases import Phases, TracedSignature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
@@ -34,7 +38,8 @@ class Buffers:
     """Buffers of values, created at their first use. Values and buffers are indices.
 
     `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
-    feature map, `within` the array that each slice of a scan is a part of. `matrix_layout` is the
+    feature map, `kernel_axes` those of kernels by shape, `within` the array that each slice of a
+    scan is a part of. `matrix_layout` is the
     layout that the cube writes matrices in.
     """
 
@@ -55,6 +60,7 @@ class Buffers:
         self.dataflow = dataflow
         self.alias = dataflow.alias
         self.axes = find_channel_axes(graph, dataflow)
+        self.kernel_axes = find_kernel_axes(graph, phases)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
@@ -75,7 +81,11 @@ class Buffers:
 
     def add(self, value: int, dtype: str, layout: Layout, within: int | None = None) -> int:
         """Add another buffer for a value, in a type and a layout."""
-        stored = count_padded_elements(self.graph.values[value], layout, self.axes.get(value))
+        shape = self.graph.values[value].shape
+        channel_axes = self.kernel_axes.get(shape, (len(shape) - 2, len(shape) - 1))
+        if layout == "NC1HWC0":
+            channel_axes = (self.axes[value],) if value in self.axes else ()
+        stored = count_padded_elements(self.graph.values[value], layout, channel_axes)
         self.all.append(
             Buffer(
                 index=len(self.all),
@@ -176,21 +186,18 @@ def is_aligned(shape: Sequence[int], batch: int) -> bool:
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
 
-def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None) -> int:
+def count_padded_elements(value: Value, layout: Layout, channel_axes: Sequence[int]) -> int:
     """Return the number of elements that a layout stores for a value.
 
-    Channels are padded to blocks of 16. FRACTAL_NZ pads both minor axes of a matrix.
+    Channels are padded to blocks of 16: a map's in NC1HWC0, and both those that a kernel reads and
+    those that it computes in FRACTAL_Z. FRACTAL_NZ pads both minor axes of a matrix.
     """
     shape = list(value.shape)
-    if layout == "NC1HWC0" and channel_axis is not None:
-        shape[channel_axis] = pad_to_blocks(shape[channel_axis])
+    if layout == "NC1HWC0" or (layout == "FRACTAL_Z" and len(shape) > 1):
+        for axis in channel_axes:
+            shape[axis] = pad_to_blocks(shape[axis])
     elif layout == "FRACTAL_NZ" and len(shape) > 1:
         shape[-2:] = [pad_to_blocks(shape[-2]), pad_to_blocks(shape[-1])]
-    elif layout == "FRACTAL_Z" and len(shape) > 1:
-        # The two largest axes of a weight are its channels, the others are taps.
-        order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
-        for axis in order[-2:]:
-            shape[axis] = pad_to_blocks(shape[axis])
     return math.prod(shape)
 
 
@@ -223,10 +230,13 @@ class InsertedOps:
         self.unconverted: dict[int, int] = {}
         """Plain copy of a gradient -> the buffer that it was converted from."""
         self._prepared: dict[tuple[int, Layout], int] = {}
+        self._plain: dict[int, int] = {}
+        """Buffer of a feature map -> its plain copy."""
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
         self.channels_last: set[int] = set()
         """Maps that were written with their channels last."""
         self._channels_first: dict[int, int] = {}
+        """Buffer of a map with its channels last -> its copy in blocks."""
         self._deferred: list[Task] = []
 
     def add(
@@ -307,22 +317,26 @@ class InsertedOps:
             self._permuted[key] = copy
         return self._permuted[key]
 
-    def prepare_plain(self, value: int, kernel: Kernel) -> int:
-        """Return a feature map in the plain layout. All readers share the conversion."""
-        key: tuple[int, Layout] = (value, "ND")
-        if key not in self._prepared:
-            source = self.buffers.get(value)
+    def prepare_plain(self, value: int, kernel: Kernel, source: int | None = None) -> int:
+        """Return a feature map, or its copy `source`, in the plain layout.
+
+        All readers share the conversion.
+        """
+        source = self.buffers.get(value) if source is None else source
+        if source not in self._plain:
+            plain = source
             if self.buffers.all[source].layout == "NC1HWC0":
-                source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
-            self._prepared[key] = source
-        return self._prepared[key]
+                dtype = self.buffers.all[source].dtype
+                plain = self.convert(value, source, "ND", kernel, dtype)
+            self._plain[source] = plain
+        return self._plain[source]
 
     def write_plain(self, value: int) -> int:
         """Return the plain buffer that a move writes a map to. The map's readers share it."""
         part = self.buffers.get(value)
         if self.buffers.all[part].layout == "NC1HWC0":
             part = self.buffers.add_copy(value, self.buffers.dtypes[value], "ND")
-        self._prepared[value, "ND"] = part
+        self._plain[self.buffers.get(value)] = part
         return part
 
     def put_in_blocks(self, value: int, part: int, kernel: Kernel) -> None:
@@ -331,37 +345,38 @@ class InsertedOps:
         work = VectorWork(self.graph.values[value].size, self.buffers.all[part].dtype)
         self.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work, launched=False)
 
-    def put_channels_last(self, value: int, kernel: Kernel) -> int:
-        """Return a feature map in the plain layout with its channels last."""
-        plain = self.prepare_plain(value, kernel)
+    def put_channels_last(self, value: int, kernel: Kernel, source: int | None = None) -> int:
+        """Return a feature map, or its copy `source`, plain and with its channels last."""
+        plain = self.prepare_plain(value, kernel, source)
         images, positions, channels = self._measure_map(value)
         moved = simplify_permutation((images, channels, positions), (0, 2, 1))
         copy = self.permute(value, plain, moved, kernel)
         self.buffers.change(copy, shape=(images, positions, channels))
         return copy
 
-    def put_channels_first(self, value: int, kernel: Kernel) -> int:
-        """Return a copy of a channels-last map in blocks of channels, as convolutions read it.
+    def put_channels_first(self, value: int, kernel: Kernel, source: int | None = None) -> int:
+        """Return a channels-last map, or its copy `source`, in blocks of channels for convolutions.
 
         This adds a Transpose and a TransData, which all readers share.
         """
-        if value not in self._channels_first:
-            source = self.buffers.get(value)
+        source = self.buffers.get(value) if source is None else source
+        if source not in self._channels_first:
             images, positions, channels = self._measure_map(value)
             moved = simplify_permutation((images, positions, channels), (0, 2, 1))
             plain = self.permute(value, source, moved, kernel)
             dtype = self.buffers.all[source].dtype
             copy = self.convert(value, plain, "NC1HWC0", kernel, dtype)
-            self._channels_first[value] = copy
-        return self._channels_first[value]
+            self._channels_first[source] = copy
+        return self._channels_first[source]
 
     def write_channels_last(self, value: int) -> int:
-        """Change the buffer of a map to plain with its channels last, and return it. Its bytes stay
-        as in blocks of channels."""
+        """Change the buffer of a map to plain with its channels last, and return it."""
         buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self.channels_last:
-            self.buffers.change(buffer, layout="ND")
+            stored = get_stored_bytes(self.buffers.all[buffer].dtype)
+            nbytes = math.ceil(self.graph.values[value].size * stored)
+            self.buffers.change(buffer, layout="ND", nbytes=nbytes)
             self.channels_last.add(value)
         return buffer
 

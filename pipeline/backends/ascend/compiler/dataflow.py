@@ -262,6 +262,15 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
 
+def find_kernel_axes(graph: Graph, phases: Phases) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes of the input and output channels of convolutions' kernels, by shape."""
+    return {
+        graph.values[node.inputs[1]].shape: tuple(node.params["dimension_numbers"].rhs_spec[:2])
+        for node, phase in zip(graph.nodes, phases.of_node, strict=True)
+        if node.primitive == "conv_general_dilated" and phase == "forward"
+    }
+
+
 def list_edges(graph: Graph, node: Node, axis: int) -> Sequence[int]:
     """Return the numbers that must be multiples of 16, so that a move keeps blocks of channels."""
     if node.primitive == "pad":

@@ -31,8 +31,9 @@ def measure_traffic(
 ) -> tuple[Traffic, ...]:
     """Return the traffic of every task.
 
-    The share of a buffer in the L2 depends on the traffic since the buffer was last touched. It is
-    1 up to `full * l2_bytes`, 0 from `none * l2_bytes`, and linear between the two.
+    The share of a buffer in the L2 depends on the traffic since the buffer was last written, or
+    read in full. It is 1 up to `full * l2_bytes`, 0 from `none * l2_bytes`, and linear between the
+    two.
     """
     touched_at: dict[int, float] = {}
     clock_bytes = 0.0
@@ -51,7 +52,9 @@ def measure_traffic(
                 hit_bytes += size * min(max((none - distance) / (none - full), 0.0), 1.0)
         traffic.append(Traffic(hit_bytes, read_total - hit_bytes, write_bytes))
         clock_bytes += moved_bytes
-        touched_at.update(dict.fromkeys((*task.reads, *task.writes), clock_bytes))
+        # A partial read, such as a gather's, leaves the rest of its buffer where it was.
+        whole = [index for index, size in reads if size == graph.buffers[index].nbytes]
+        touched_at.update(dict.fromkeys((*whole, *task.writes), clock_bytes))
     return tuple(traffic)
 
 

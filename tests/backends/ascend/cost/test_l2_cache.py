@@ -52,6 +52,14 @@ def test_gather_reads_as_many_bytes_as_it_writes() -> None:
     assert read_bytes(task([0], [1]), buffers, 0) == 1000
 
 
+def test_partial_read_leaves_the_rest_of_its_buffer_in_memory() -> None:
+    """A gather of 40 bytes brings no 1,000 into the L2, and a complete read does."""
+    buffers = (buffer(0, 1000), buffer(1, 40), buffer(2, 1))
+    for first, l2_bytes in (("gather", 0), ("elementwise", 1000)):
+        graph = TaskGraph(buffers, (task([0], [1], cost_class=first), task([0], [2])))
+        assert measure_traffic(graph, 10_000, 0.5, 1.5)[1].l2_bytes == l2_bytes
+
+
 @pytest.mark.parametrize(("row", "read"), [(512, 1024), (32, 4096)])
 def test_short_row_slice_reads_the_complete_buffer(row: int, read: int) -> None:
     wide = buffer(0, 4096, shape=(2, 2048) if row == 512 else (32, 128))
