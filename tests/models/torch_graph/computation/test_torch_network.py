@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -87,6 +88,22 @@ def test_chwn_supports_only_graphs_of_images() -> None:
     able = {name for name in NAMES if network_of(golden_graph(name)).can_be_batch_last(())}
     assert able == {"residual"}
     assert network_of(golden_graph("twoconvs")).can_be_batch_last(())
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_network_of_one_batch_size_evaluates_any_number_of_samples(count: int) -> None:
+    """One sample initialises a network, and `infer` reads as many as come."""
+    graph = golden_graph("residual")
+    name, spec = next(iter(graph.inputs.items()))
+    fixed = replace(graph, inputs={name: replace(spec, shape=(3, *spec.shape[1:]))})
+    variables = initial_variables_of(graph)
+    of_three, of_any = (
+        network_of(g).apply(variables, IMAGES[:count], train=False) for g in (fixed, graph)
+    )
+    np.testing.assert_allclose(of_three, of_any, rtol=1e-5, atol=1e-6)
+    if count != 3:
+        with pytest.raises(ValueError, match=f"a batch has {count} samples; must have 3 for this"):
+            network_of(fixed).apply(variables, IMAGES[:count], train=True, mutable=["batch_stats"])
 
 
 def test_sizes_that_are_unknown_during_an_export_are_numbers() -> None:
