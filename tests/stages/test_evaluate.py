@@ -195,7 +195,7 @@ def test_classes_missed_after_few_steps_may_be_due_to_running_statistics(
 
 
 @pytest.mark.parametrize(("name", "is_said"), [("mean", True), ("positions", False)])
-def test_buffers_other_than_statistics_are_not_said_to_settle(name: str, is_said: bool) -> None:
+def test_buffers_other_than_statistics_have_no_settling_warning(name: str, is_said: bool) -> None:
     """A table of positions, which a network of PyTorch may have, doesn't change."""
     said: list[str] = []
     context = SimpleNamespace(
