@@ -16,11 +16,14 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.data.inputs import Dataset
+from pipeline.engine.callbacks.callback import Evaluation
+from pipeline.engine.history import History
 from pipeline.stages import evaluate as stage
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.evaluate import EvalOptions, evaluate
+from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import TrainState
 from tests.whole_run import run
@@ -189,3 +192,25 @@ def test_classes_missed_after_few_steps_may_be_due_to_running_statistics(
     printed = capsys.readouterr().out
     assert "never predicted: " in printed
     assert ("after 1 step running statistics may still be far from" in printed) == is_said
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("mean", True), ("positions", False)])
+def test_buffers_other_than_statistics_have_no_settling_warning(name: str, is_said: bool) -> None:
+    """A table of positions, which a network of PyTorch may have, doesn't change."""
+    said: list[str] = []
+    context = SimpleNamespace(
+        ranks=SimpleNamespace(is_first=True),
+        reporter=SimpleNamespace(warn=said.append, print_stage=lambda *_: None),
+    )
+    built = SimpleNamespace(
+        state=SimpleNamespace(collections={"batch_stats": {"embed": {name: 0}}})
+    )
+    dataset = SimpleNamespace(targets=SimpleNamespace(task="classification"))
+    observers = SimpleNamespace(monitor=SimpleNamespace(submit=lambda call: call()))
+    done = SimpleNamespace(context=context, built=built, dataset=dataset)
+    figures = {"per_class": {"a": 0.5, "b": 0.5}}
+    metrics = {"count": 5, "precision": figures, "recall": figures, "f1": figures}
+    evaluations = Evaluations(done, observers, History(3))  # type: ignore[arg-type]
+    evaluations._show_classes(Evaluation(metrics, np.array([[0, 2], [0, 3]])), 3)
+    assert len(said) == 1
+    assert ("running statistics" in said[0]) == is_said

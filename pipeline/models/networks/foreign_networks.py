@@ -88,10 +88,20 @@ class TorchModule(ModelSpec):
         names = list_inputs(forward, 1 if isinstance(target, type) else 0)
         return tuple(names) if len(names) > 1 else None
 
+    def require_code(self) -> None:
+        from pipeline.core.plugins.loading import find_object
+
+        imported = getattr(self, "import")
+        try:
+            if imported is not None:
+                find_object(imported)
+        except ValueError as error:
+            raise ValueError(f"import = {error}") from error
+
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the network, which makes and exports a module for its first images.
 
-        Raises ValueError without a module or a graph.
+        Raises ValueError without a module or a graph, and if no plug-in has the module.
         """
         from pipeline.models.torch_graph.computation.torch_network import (
             GraphFile,
@@ -105,6 +115,8 @@ class TorchModule(ModelSpec):
         if self.graph is not None:
             source = GraphFile(self.graph)
         elif imported is not None:
+            # Commands of a done run, such as infer, don't check the recipe again.
+            self.require_code()
             arguments = {**self._list_class_counts(), **self.arguments}
             source = ImportedModule(
                 imported,

@@ -114,18 +114,18 @@ class Evaluations:
     def _show_classes(self, evaluation: Evaluation, step: int) -> None:
         """Print the figures of each class if there are few; warn of never predicted classes."""
         context = self.run.context
-        monitor = self.observers.monitor
         if not context.ranks.is_first or self.run.dataset.targets.task != "classification":
             return
         for line in format_class_table(evaluation):
-            monitor.submit(partial(context.reporter.print_stage, "", line))
+            self.observers.monitor.submit(partial(context.reporter.print_stage, "", line))
         if (problem := describe_never_predicted(evaluation)) is not None:
-            if step < SETTLING_STEPS and jax.tree.leaves(self.run.built.state.collections):
+            names = str(jax.tree.structure(self.run.built.state.collections))
+            if step < SETTLING_STEPS and "mean" in names:  # other buffers don't settle
                 problem += (
                     f"; after {count_noun(step, 'step')} running statistics may still be far from "
                     "the data's: batch norm with a momentum of 0.99 needs some hundred steps"
                 )
-            monitor.submit(partial(context.reporter.warn, problem))
+            self.observers.monitor.submit(partial(context.reporter.warn, problem))
 
     def _show_embeddings(self, state: TrainState) -> None:
         """Show the embeddings of samples; a failure is a warning."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -71,6 +70,13 @@ def test_classes_placeholder_is_replaced_in_arguments() -> None:
     assert replace_classes(given, 7) == {"num_classes": 7, "widths": [8, 7], "p": 0.1}
 
 
+@pytest.fixture
+def named_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plug-ins that have every object."""
+    monkeypatch.setattr("pipeline.core.plugins.loading.find_object", lambda _: object())
+
+
+@pytest.mark.usefixtures("named_code")
 def test_network_source_is_the_import_arguments_and_seed() -> None:
     model = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 3, "arguments": {"n": 1}})
     network = model.build(10, "bfloat16")
@@ -80,6 +86,7 @@ def test_network_source_is_the_import_arguments_and_seed() -> None:
 
 
 @pytest.mark.medium
+@pytest.mark.usefixtures("named_code")
 def test_module_seed_is_the_recipe_seed(tiny: Compose) -> None:
     recipe = tiny("model=torch", "model.import=my_nets:MyNet", "seed=5")
     assert recipe.model.model_dump()["seed"] == 5
@@ -95,11 +102,18 @@ def test_exactly_one_source_is_required(tiny: Compose) -> None:
 
 
 def test_custom_code_needs_the_plugin_flag() -> None:
-    network = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 0}).build(10, "float32")
-    with pytest.raises(ValueError, match=r"add --plugin my_nets\.py, or --plugin my_nets for an"):
-        jax.eval_shape(
-            lambda x: network.init(jax.random.key(0), x, train=False), np.zeros((1, 8, 8, 1))
-        )
+    """Also for commands of a done run, which check no recipe."""
+    model = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 0})
+    for call in (model.require_code, lambda: model.build(10, "float32")):
+        with pytest.raises(ValueError, match=r"^import = 'my_nets:MyNet' is code, .* --plugin my_"):
+            call()
+
+
+@pytest.mark.medium
+def test_recipe_is_refused_for_missing_code_beside_its_other_problems(tiny: Compose) -> None:
+    expected = r"(?s)has 2 problems:.*model\.import = 'my_nets:MyNet' is code"
+    with pytest.raises(RecipeError, match=expected):
+        tiny("model=torch", "model.import=my_nets:MyNet", "train.epochs=1", "train.steps=1")
 
 
 @pytest.mark.slow
@@ -232,11 +246,13 @@ def test_number_of_classes_is_passed_to_the_constructor(
     assert model.build(7, "float32").source.arguments == passed
 
 
+@pytest.mark.usefixtures("named_code")
 def test_output_of_a_module_is_named() -> None:
     model = conf_model("torch", **{"import": "nets:Net", "seed": 0, "output": "scores"})
     assert model.build(10, "float32").source.output == "scores"
 
 
+@pytest.mark.usefixtures("named_code")
 def test_output_of_a_module_can_be_a_position() -> None:
     model = conf_model("torch", **{"import": "nets:Net", "seed": 0, "output": 1})
     assert model.build(10, "float32").source.output == "1"

@@ -224,18 +224,25 @@ class TorchNetwork(nn.Module):
         def make_key() -> Array:
             return self.make_rng("dropout")
 
-        def make_sample(name: str, spec: TensorSpec) -> TorchTensor:
-            x = arrays[name]
+        def make_sample(x: Array, spec: TensorSpec) -> TorchTensor:
             # With rules every node casts its inputs, and the first node may compute in float32.
             is_whole = jnp.issubdtype(x.dtype, jnp.integer)
             x = x if self.rules or is_whole else x.astype(self.dtype)
             return make_input(spec, x, self.layout)
 
-        samples = [make_sample(name, spec) for name, spec in graph.inputs.items()]
         key = make_key if train else None
         context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
         form = graph.training if train else graph.evaluation
-        logits, changed = apply_form(graph, form, samples, weights, context)
+
+        def compute(batch: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:
+            samples = [make_sample(batch[name], spec) for name, spec in graph.inputs.items()]
+            return apply_form(graph, form, samples, weights, context)
+
+        if train or graph.input.shape[0] is None:
+            logits, changed = compute(arrays)
+        else:
+            logits = _compute_in_batches(lambda x: compute(x)[0], arrays, graph.input.shape[0])
+            changed = {}
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)
         return logits.astype(jnp.float32)
@@ -297,6 +304,28 @@ class TorchNetwork(nn.Module):
         leaves = flatten_dict(dict(self.variables.get("batch_stats", {})), sep="/") | by_path
         for scope, value in unflatten_dict(leaves, sep="/").items():
             self.put_variable("batch_stats", scope, value)
+
+
+def _compute_in_batches(
+    compute: Callable[[Mapping[str, Array]], Array], arrays: Mapping[str, Array], size: int
+) -> Array:
+    """Return the outputs of any number of samples, which are computed in batches of `size`.
+
+    The last batch is filled with its last sample. A number that is unknown during an export isn't
+    divided, and `compute` refuses it.
+    """
+    count = next(iter(arrays.values())).shape[0]
+    if not isinstance(count, int) or count == size:
+        return compute(arrays)
+    filled = {
+        name: jnp.concatenate([x, jnp.repeat(x[-1:], -count % size, axis=0)])
+        for name, x in arrays.items()
+    }
+    if count < size:
+        return compute(filled)[:count]
+    batches = {name: x.reshape(-1, size, *x.shape[1:]) for name, x in filled.items()}
+    outputs = jax.lax.map(compute, batches)
+    return outputs.reshape(-1, *outputs.shape[2:])[:count]
 
 
 def _computes_batch_last(node: GraphNode) -> bool:

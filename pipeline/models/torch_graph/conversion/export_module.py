@@ -206,7 +206,9 @@ def _export_draft(
         axes = {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}
         dims = jax.tree.map(lambda _: axes, dict(call.arguments))
     with _report_error(torch, origin, module.training, _describe_inputs(call)):
-        plain = module.register_forward_hook(lambda _, inputs, result: make_plain(torch, result))
+        plain = module.register_forward_hook(
+            lambda _, inputs, result: make_plain(torch, result, output)
+        )
         with plain, _refuse_new_tensors(torch, module), record_backward_passes(torch):
             program = torch.export.export(
                 module, call.args, call.kwargs, dynamic_shapes=dims, strict=False

@@ -55,21 +55,34 @@ def _name_children(context: Any, count: int) -> list[str]:
     return list(map(str, range(count)))
 
 
-def make_plain(torch: Any, result: Any) -> Any:
+def make_plain(torch: Any, result: Any, output: str | None = None) -> Any:
     """Return the result of a module with dictionaries in place of dataclasses and of mappings, such
-    as the ModelOutput of transformers; a field that is None is left out.
+    as the ModelOutput of transformers.
 
-    Raises ValueError for another object in it, whose tensors torch.export doesn't find.
+    A field that is None is left out, and so is another object, such as a decoder's cache, beside
+    the field of the logits, which `output` or their usual name says. Raises ValueError for another
+    object elsewhere, whose tensors torch.export doesn't find.
     """
     plain = _replace_records(result)
-    for leaf in torch.utils._pytree.tree_leaves(plain):
-        if not isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, *_PLAIN)):
-            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
-            raise ValueError(
-                f"the network returns a {kind}; must return a tensor, or a tuple, list, dictionary "
-                "or dataclass of tensors"
-            )
+    if isinstance(plain, dict):
+        usable = {name: x for name, x in plain.items() if _find_unknown(torch, x) is None}
+        if (output or LOGITS).partition(".")[0] in usable:
+            return usable
+    unknown = _find_unknown(torch, plain)
+    if unknown is not None:
+        kind = f"{type(unknown).__module__}.{type(unknown).__qualname__}"
+        raise ValueError(
+            f"the network returns a {kind}; must return a tensor, or a tuple, list, dictionary or "
+            "dataclass of tensors, or name the logits by model.output"
+        )
     return plain
+
+
+def _find_unknown(torch: Any, result: Any) -> Any:
+    """Return the first object in a result that is unknown to torch.export; None without any."""
+    known = (torch.Tensor, torch.SymInt, torch.SymFloat, *_PLAIN)
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return next((leaf for leaf in leaves if not isinstance(leaf, known)), None)
 
 
 def _replace_records(result: Any) -> Any:

@@ -160,7 +160,8 @@ def arange(
     context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
 ) -> TorchTensor:
     """Return the numbers from `start` to `end` by `step`, or from 0 to `start` without `end`."""
-    is_integer = all(isinstance(bound, int | None) for bound in (start, end, step))
+    # A size of an exported program is neither an int nor a float.
+    is_integer = not any(isinstance(bound, float) for bound in (start, end, step))
     dtype = context.type_of(dtype, jnp.int32 if is_integer else None)
     return to_tensor(jnp.arange(start, end, step).astype(dtype))
 
@@ -170,6 +171,11 @@ def _require_size(value: Any) -> Any:
     if isinstance(value, bool | str | tuple | TorchTensor) or value is None:
         raise ValueError(f"{value!r} must be a size")
     return value
+
+
+def _to_float(size: Any) -> Any:
+    """Return a size as a float; one that is unknown during an export as an array."""
+    return float(size) if isinstance(size, int | float) else jnp.asarray(size, jnp.float32)
 
 
 _SIZES: Mapping[str, Callable[..., Any]] = {
@@ -182,9 +188,9 @@ _SIZES: Mapping[str, Callable[..., Any]] = {
     "neg": lambda x: -_require_size(x),
     "sym_max": lambda x, y: max(_require_size(x), _require_size(y)),
     "sym_min": lambda x, y: min(_require_size(x), _require_size(y)),
-    "sym_float": lambda x: float(_require_size(x)),
+    "sym_float": lambda x: _to_float(_require_size(x)),
     "sym_int": lambda x: int(_require_size(x)),
-    "sym_sqrt": lambda x: math.sqrt(_require_size(x)),
+    "sym_sqrt": lambda x: _to_float(_require_size(x)) ** 0.5,
 }
 """Functions of sizes by name."""
 for _name, _function in _SIZES.items():

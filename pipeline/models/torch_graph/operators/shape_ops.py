@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -200,9 +201,10 @@ aten("stack.default")(
 def slice_axis(
     x: TorchTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> TorchTensor:
-    """Return a range of an axis."""
+    """Return a range of an axis; PyTorch writes the end of an axis as its greatest number."""
     axis = x.axis(dim)
-    return x.with_array(x.array[(slice(None),) * axis + (slice(start, end, step),)])
+    stop = None if isinstance(end, int) and end >= sys.maxsize else end
+    return x.with_array(x.array[(slice(None),) * axis + (slice(start, stop, step),)])
 
 
 @aten("select.int")

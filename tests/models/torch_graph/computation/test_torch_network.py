@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from jax import export
 
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
 from pipeline.models.lowerings.problem import DEFAULTS, ConvolutionProblem, RecordingPolicy
@@ -24,6 +27,7 @@ from pipeline.models.torch_graph.operator_table import (
     OPERATORS,
     OperatorContext,
     TorchTensor,
+    to_tensor,
 )
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
@@ -84,6 +88,49 @@ def test_chwn_supports_only_graphs_of_images() -> None:
     able = {name for name in NAMES if network_of(golden_graph(name)).can_be_batch_last(())}
     assert able == {"residual"}
     assert network_of(golden_graph("twoconvs")).can_be_batch_last(())
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_network_of_one_batch_size_evaluates_any_number_of_samples(count: int) -> None:
+    """One sample initialises a network, and `infer` reads as many as come."""
+    graph = golden_graph("residual")
+    name, spec = next(iter(graph.inputs.items()))
+    fixed = replace(graph, inputs={name: replace(spec, shape=(3, *spec.shape[1:]))})
+    variables = initial_variables_of(graph)
+    of_three, of_any = (
+        network_of(g).apply(variables, IMAGES[:count], train=False) for g in (fixed, graph)
+    )
+    np.testing.assert_allclose(of_three, of_any, rtol=1e-5, atol=1e-6)
+    if count != 3:
+        with pytest.raises(ValueError, match=f"a batch has {count} samples; must have 3 for this"):
+            network_of(fixed).apply(variables, IMAGES[:count], train=True, mutable=["batch_stats"])
+
+
+def test_sizes_that_are_unknown_during_an_export_are_numbers() -> None:
+    """Rows are numbered by the batch size, and a slice ends at torch's greatest number."""
+    context = OperatorContext("float32", DEFAULTS, "nhwc", None)
+
+    def compute(name: str, *arguments: Any) -> Any:
+        return OPERATORS[name](context, *arguments)
+
+    def apply(x: Any) -> Any:
+        batch = x.shape[0]
+        rows = compute("aten.arange.default", batch)
+        twice = compute("aten.index.Tensor", to_tensor(jnp.concatenate([x, x])), (rows,))
+        doubled = compute("aten.arange.start_step", 0, 2 * batch, 2)
+        halved = compute("aten.slice.Tensor", doubled, 0, 0, sys.maxsize, 2)
+        root = compute("sym.sym_sqrt", batch) + compute("sym.sym_float", batch)
+        return twice.plain(), doubled.plain(), halved.plain(), jnp.float32(root)
+
+    (batch,) = export.symbolic_shape("batch")
+    sample = jax.ShapeDtypeStruct((batch, 2), jnp.float32)
+    x = jnp.arange(10.0).reshape(5, 2)
+    exported = export.export(jax.jit(apply))(sample).call(x)
+    expected = (x, jnp.arange(0, 10, 2), jnp.asarray([0, 4, 8]), jnp.float32(5**0.5 + 5))
+    for results in (exported, apply(x)):
+        assert [r.dtype for r in results] == [jnp.float32, jnp.int32, jnp.int32, jnp.float32]
+        for result, wanted in zip(results, expected, strict=True):
+            np.testing.assert_allclose(result, wanted, rtol=1e-6)
 
 
 def test_dropout_draws_only_in_training() -> None:

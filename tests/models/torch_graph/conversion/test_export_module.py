@@ -565,6 +565,8 @@ class Several(Net):
         (lambda y, x: Record(x, y), None),
         (lambda y, x: (x, Record(y, x)), "1.hidden"),
         (lambda y, x: MappingProxyType({"hidden": x, "logits": Record(x, y)}), "logits.logits"),
+        (lambda y, x: {"cache": Opaque(), "hidden": x, "logits": y}, None),
+        (lambda y, x: Record(y, Opaque()), "hidden"),
     ],
 )
 @pytest.mark.parametrize("evaluates_one", [False, True])
@@ -600,6 +602,11 @@ def test_logits_are_chosen_among_several_outputs(
             lambda y, x: (y, Opaque()),
             None,
             r"^the network returns a tests.*\.Opaque; must return a tensor, or a tuple, list, dict",
+        ),
+        (
+            lambda y, x: {"loss": y, "out": Opaque()},
+            None,
+            r"a tests.*\.Opaque; .* by model\.output$",
         ),
     ],
 )
