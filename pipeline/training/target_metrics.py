@@ -109,7 +109,7 @@ class RootMeanSquareError(NumberMetric):
 @component("metric")
 class ExplainedShare(NumberMetric):
     """R squared: 1 - squared error / squared deviation from the mean of the evaluated samples,
-    averaged over the K numbers. It is 0 for a number that is the same in all samples."""
+    averaged over the K numbers. It is 0 for a number that deviates by less than a thousandth."""
 
     better: ClassVar[Direction] = "max"
     name: Literal["r2"] = "r2"
@@ -135,7 +135,8 @@ class ExplainedShare(NumberMetric):
         total = np.asarray(sums["total"], np.float64)
         squares = np.asarray(sums["squares"], np.float64)
         deviations = squares - total**2 / float(sums["samples"])
-        ratios = np.divide(errors, deviations, out=np.ones_like(errors), where=deviations > 0)
+        is_known = deviations > 1e-6 * squares  # Smaller ones are rounding errors of float32.
+        ratios = np.divide(errors, deviations, out=np.ones_like(errors), where=is_known)
         return float((1 - ratios).mean())
 
 

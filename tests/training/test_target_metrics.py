@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,6 +70,9 @@ def test_r2_of_a_constant_target_is_zero() -> None:
     ones = np.ones((4, 1), np.float32)
     targets = Targets(("y",), "regression", (0.0,), (1.0,))
     assert summary(ones + 1, ones, targets, 4)["r2"] == 0
+    # The squares of such numbers, added in float32, differ from the square of their sum.
+    years = np.full((1000, 1), 1995.1, np.float32)
+    assert summary(years + 1, years, replace(targets, mean=(), std=()), 8)["r2"] == 0
 
 
 @pytest.mark.medium
