@@ -57,8 +57,8 @@ def pad_split(
 
 
 def is_of_positions(dimensions: int, dtype: Any) -> bool:
-    """Return whether labels of so many dimensions are classes of positions. Labels of the whole
-    sample have no dimensions, or are floats (K,): numbers to predict, or 0 and 1."""
+    """Return whether labels with `dimensions` axes are classes of positions. Labels of the whole
+    sample have no axes, or are floats (K,): numbers to predict, or 0 and 1."""
     return dimensions > 0 and np.issubdtype(dtype, np.integer)
 
 
