@@ -254,7 +254,8 @@ class Targets:
     counts: tuple[int, ...] = ()
     """Number of training labels of each class; empty unless the loss depends on them."""
     naive_mae: float | None = None
-    """Mean absolute error of a naive forecast of the evaluation samples, in the data's units."""
+    """Mean absolute error of a naive forecast of the evaluation samples, in the data's units; None:
+    there is none, or other samples are evaluated."""
     distribution: Distribution = ""
     """Distribution of the numbers, if the loss depends on it."""
 
@@ -332,25 +333,21 @@ def make_number_targets(
             raise ValueError(
                 f"{column} has values in the {split_name} split that are not finite in float32"
             )
-    mean = np.asarray(train, np.float64).mean(axis=0)
-    std = np.asarray(train, np.float64).std(axis=0)
+    splits = [np.asarray(values, np.float64) for values in (train, evaluated)]
+    mean, std = splits[0].mean(axis=0), splits[0].std(axis=0)
     # The computed deviation of equal numbers such as 0.1 isn't always 0.
     is_constant = (std == 0) | (train == train[:1]).all(axis=0)
     constant = [name for name, is_equal in zip(names, is_constant, strict=True) if is_equal]
     if constant:
         raise ValueError(f"{', '.join(constant)} is the same in all training samples")
-
-    def standardise(values: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            return ((np.asarray(values, np.float64) - mean) / std).astype(np.float32)
-
     targets = Targets(names, "regression", tuple(mean.tolist()), tuple(std.tolist()))
-    scaled = standardise(evaluated)
-    overflows = ~np.isfinite(scaled).all(axis=0)
+    with np.errstate(over="ignore"):
+        scaled = [((values - mean) / std).astype(np.float32) for values in splits]
+    overflows = ~np.isfinite(scaled[1]).all(axis=0)
     if overflows.any():
         column = names[int(np.flatnonzero(overflows)[0])]
-        spread = "the standard deviation of the training split"
         raise ValueError(
-            f"{column} has values in the evaluation split that overflow, divided by {spread}"
+            f"{column} has values in the evaluation split that overflow, divided by the standard "
+            "deviation of the training split"
         )
-    return standardise(train), scaled, targets
+    return scaled[0], scaled[1], targets

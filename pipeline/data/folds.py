@@ -73,5 +73,6 @@ def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -
         raw,
         train=replace(train, padding=most_trained - len(train)),
         eval=replace(evaluated, padding=most_evaluated - len(evaluated)),
+        targets=replace(raw.targets, naive_mae=None),
         notes=(*raw.notes, note),
     )

@@ -63,7 +63,9 @@ def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKe
         if not len(rows):
             raise ValueError(f"{place}: leaves none of {len(split):,} samples")
         note = f"{key}.{place}: {len(rows):,} of {len(split):,} {raw.unit.samples}"
-        raw = replace(raw, notes=(*raw.notes, note)).with_split(key, select_samples(split, rows))
+        targets = raw.targets if key == "train" else replace(raw.targets, naive_mae=None)
+        raw = replace(raw, targets=targets, notes=(*raw.notes, note))
+        raw = raw.with_split(key, select_samples(split, rows))
     return raw
 
 

@@ -151,7 +151,9 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
     targets = replace_targets(spec.eval.ops, raw.targets)
-    raw = replace(raw, targets=replace(targets, task=recipe.train.loss.choose_task(targets.task)))
+    task = recipe.train.loss.choose_task(targets.task)
+    naive_mae = targets.naive_mae if eval_split is raw.eval else None
+    raw = replace(raw, targets=replace(targets, task=task, naive_mae=naive_mae))
     raw, loss_line = _describe_targets(recipe, raw)
     counts_classes = recipe.train.loss.needs_class_counts
     raw_specs = raw.eval.specs()
@@ -182,8 +184,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     )
     lines = [f"{spec.name}: {_format_summary(raw, dataset)}"]
     lines += [f"columns: {raw.table}"] if raw.table is not None else []
-    lines += raw.notes
-    lines += [loss_line] if loss_line else []
+    lines += [*raw.notes, loss_line] if loss_line else raw.notes
     lines += [format_buckets(raw.train, buckets, raw.unit.samples)] if buckets else []
     lines += _describe_left_out(recipe, dataset, raw.unit.samples)
     for line in lines:
@@ -218,7 +219,7 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
         return split
     rows = np.arange(samples) * len(split) // samples
     columns = {name: column[rows] for name, column in split.columns.items()}
-    return Split(columns, original_rows=split.list_rows()[rows])
+    return Split(columns, original_rows=split.list_rows()[rows], locate=split.locate)
 
 
 def read_batch(

@@ -114,7 +114,7 @@ def fit_specs_to_bucket(
     sample = specs[column]
     label = specs["label"]
     sample = replace(sample, shape=(*bucket, *sample.shape[len(bucket) :]))
-    if label.shape:
+    if label.shape and np.issubdtype(label.dtype, np.integer):
         label = replace(label, shape=bucket)
     return {**specs, column: sample, "label": label}
 

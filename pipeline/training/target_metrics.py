@@ -109,7 +109,7 @@ class RootMeanSquareError(NumberMetric):
 @component("metric")
 class ExplainedShare(NumberMetric):
     """R squared: 1 - squared error / squared deviation from the mean of the evaluated samples,
-    averaged over the K numbers. It is 0 for a number that is the same in all samples."""
+    averaged over the K numbers. It is 0 for a number that deviates by less than a thousandth."""
 
     better: ClassVar[Direction] = "max"
     name: Literal["r2"] = "r2"

@@ -108,6 +108,11 @@ def test_every_training_sample_is_evaluated_once() -> None:
     assert sizes == {(26, 7)}
 
 
+def test_naive_error_is_not_that_of_a_fold() -> None:
+    data = make_data(np.zeros((10, 1), np.float32), Targets(("y",), "regression", naive_mae=2.0))
+    assert take_fold(data, FoldsSpec()).targets.naive_mae is None
+
+
 def test_more_folds_than_samples_of_a_class_are_refused() -> None:
     data = classified(np.array([0] * 9 + [1] * 4, np.int32))
     with pytest.raises(ValueError, match=r"count = 5: must be at most 4, .* of class 'class 1'"):

@@ -57,6 +57,14 @@ def test_selections_update_notes_and_samples_per_file() -> None:
     assert len(raw.eval) == 12
 
 
+def test_naive_error_of_all_samples_is_not_that_of_some() -> None:
+    data = make_data()
+    data = replace(data, targets=replace(data.targets, naive_mae=2.0))
+    for key, naive_mae in (("train", 2.0), ("eval", None)):
+        found = apply_selections([TakeFirst(samples=3)], data, key)
+        assert found.targets.naive_mae == naive_mae
+
+
 def test_unique_keeps_one_of_equal_samples() -> None:
     assert select(Unique()) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
     raw = apply_selections([TakeFirst(samples=5)], make_data(), "train")

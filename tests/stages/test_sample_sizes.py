@@ -20,13 +20,13 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
-from pipeline.data.columns import RawData, Split, Targets
+from pipeline.data.columns import ColumnSpec, RawData, Split, Targets
 from pipeline.data.inputs import Dataset
 from pipeline.data.padding.buckets import SIZE, Padding, RaggedArray
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.export.network import trace_network_arrays
-from pipeline.stages.sample_sizes import pad_samples
+from pipeline.stages.sample_sizes import fit_specs_to_bucket, pad_samples
 from pipeline.training.step import make_train_step
 from tests import outcome
 from tests.command_line import convert_records
@@ -265,6 +265,17 @@ def test_training_with_a_padding_mask_runs(ragged: Compose, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_only_labels_of_positions_have_the_size_of_a_bucket() -> None:
+    image = ColumnSpec((9, 9, 1), "uint8")
+    for label, expected in (
+        (ColumnSpec((9, 9), "int32"), (4, 6)),
+        (ColumnSpec((2,), "float32"), (2,)),
+        (ColumnSpec((), "int32"), ()),
+    ):
+        specs = fit_specs_to_bucket((4, 6), {"image": image, "label": label}, "image")
+        assert (specs["image"].shape, specs["label"].shape) == ((4, 6, 1), expected)
+
+
 def test_single_bucket_is_a_fixed_size(ragged: Compose) -> None:
     dataset = loaded(ragged("dataset.buckets=[[8,12]]"))
     assert dataset.inputs.shape == (8, 12, 1)

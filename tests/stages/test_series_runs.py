@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.reporter import Reporter
+from pipeline.data.inputs import Dataset
+from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.record.trained_run import read_trained_run
 from tests import outcome
@@ -178,6 +183,18 @@ def test_report_of_series_has_the_figures_of_the_run(
         return
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert right / len(rows) == metrics["accuracy"]
+
+
+def test_naive_forecast_is_compared_if_all_windows_are_evaluated(
+    files: dict[str, Path], cache: Path
+) -> None:
+    def load(*overrides: str) -> Dataset:
+        recipe = compose("forecast_linear", files, cache, *overrides)
+        return load_data(recipe, Reporter(console=Console(file=io.StringIO())))
+
+    assert load().targets.naive_mae is not None
+    part = load("eval.samples=3")
+    assert (len(part.eval), part.targets.naive_mae) == (3, None)
 
 
 def test_forecast_is_better_than_the_seasonal_naive(

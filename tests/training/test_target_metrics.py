@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,6 +75,9 @@ def test_r2_of_a_constant_target_is_zero() -> None:
     sums = metric.sums(labels + 1, labels, jnp.ones(224, bool))
     assert float(sums["squares"][0]) > float(sums["total"][0]) ** 2 / 224
     assert metric.value(sums) == 0
+    # The squares of such numbers, added in float32, differ from the square of their sum.
+    years = np.full((1000, 1), 1995.1, np.float32)
+    assert summary(years + 1, years, replace(targets, mean=(), std=()), 8)["r2"] == 0
 
 
 @pytest.mark.medium

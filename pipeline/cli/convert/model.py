@@ -79,7 +79,9 @@ def main(
     load_all()
     try:
         if module.endswith(ONNX):
-            _convert_onnx(Path(module), target, tuple(sizes), options)
+            # The name of a tensor may be a number.
+            texts = dict(argument.split("=", 1) for argument in arguments)
+            _convert_onnx(Path(module), target, tuple(sizes), texts)
         else:
             _convert_module(module, target, tuple(sizes) or DEFAULT_SHAPE, options)
     except ValueError as error:
@@ -102,14 +104,14 @@ def _convert_module(
 
 
 def _convert_onnx(
-    file: Path, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
+    file: Path, target: Path, shape: tuple[int, ...], options: Mapping[str, str]
 ) -> None:
     """Convert an ONNX file; the only option is `output`, the name of the tensor of logits."""
     if options.keys() - {"output"}:
         raise ValueError("an ONNX file takes no --argument but output=NAME")
     if len(shape) > 3:
         raise ValueError(f"an ONNX file takes at most 3 SIZEs, not {len(shape)}")
-    shape = shape or find_sample_shape(read_onnx(file))
+    shape = shape or find_sample_shape(read_onnx(file), options.get("output"))
     # Height and width are 1 if they are left out.
     channels, height, width = (*shape, 1, 1)[:3]
     graph = import_onnx(file, [SampleSpec((height, width, channels))], options.get("output"))

@@ -36,6 +36,7 @@ from pipeline.stages.export.inference_files import (
     list_suffixes,
     make_mask_path,
     make_prediction_row,
+    name_columns,
     read_samples,
     require_new_names,
     write_mask,
@@ -325,10 +326,12 @@ def _format_prediction(
             return json.dumps({_name_source(arguments, name): name, "cosine": round(cosine, 6)})
         return f"{printable(name)}: cosine {cosine:.4f}"
     if targets.task == "regression":
-        values = dict(zip(targets.names, map(float, targets.to_data_units(logits)), strict=True))
+        values = list(map(float, targets.to_data_units(logits)))
         if arguments.as_json:
-            return json.dumps({"file": name, **values})
-        text = ", ".join(f"{show_name(key)} {value:.6g}" for key, value in values.items())
+            by_column = dict(zip(name_columns(targets), values, strict=True))
+            return json.dumps({"file": name, **by_column})
+        pairs = zip(targets.names, values, strict=True)
+        text = ", ".join(f"{show_name(key)} {value:.6g}" for key, value in pairs)
         return f"{printable(name)}: {text}"
     if targets.task == "multi_label":
         key = "labels"

@@ -56,6 +56,12 @@ def pad_split(
     return replace(split, columns=columns)
 
 
+def is_of_positions(dimensions: int, dtype: Any) -> bool:
+    """Return whether labels with `dimensions` axes are classes of positions. Labels of the whole
+    sample have no axes, or are floats (K,): numbers to predict, or 0 and 1."""
+    return dimensions > 0 and np.issubdtype(dtype, np.integer)
+
+
 def _pad_labels(
     labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
@@ -63,7 +69,7 @@ def _pad_labels(
     ValueError if labels of positions have other sizes than the images, and if `ignore_index` is
     missing or doesn't fit their dtype."""
     dimensions = len(labels.shape) - 1
-    if dimensions == 0:
+    if not is_of_positions(dimensions, labels.dtype):
         return labels
     positions = to_ragged(labels, dimensions)
     if not np.array_equal(positions.sizes, sizes):
@@ -112,6 +118,8 @@ def crop_to(
             shape[axis] = length
             index.append(indices.reshape([-1, *shape]))
     cropped = {
-        name: columns[name][tuple(index)] for name in names if columns[name].ndim > len(bucket)
+        name: columns[name][tuple(index)]
+        for name in names
+        if name != "label" or is_of_positions(columns[name].ndim - 1, columns[name].dtype)
     }
     return replace(batch, columns={**columns, **cropped})

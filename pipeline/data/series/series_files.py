@@ -22,7 +22,7 @@ from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.series.series_columns import read_times
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.fit_table import PARQUET, read_table
-from pipeline.data.tables.raw_table import RawTable, Texts, is_number
+from pipeline.data.tables.raw_table import RawTable, Texts, is_number, sort_class_names
 
 PackageName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
 """The name of a package that isn't inside another one."""
@@ -192,11 +192,7 @@ class RawSeries:
 
     def list_classes(self) -> tuple[str, ...]:
         """Return the different labels: in the order of numbers if all are numbers, else sorted."""
-        names = sorted(set(self.labels))  # so that equal numbers, as 1 and 1.0, have an order
-        try:
-            return tuple(sorted(names, key=float))
-        except ValueError:
-            return tuple(names)
+        return sort_class_names(self.labels)
 
     def number_labels(self, classes: tuple[str, ...]) -> np.ndarray:
         """Return the position of each label in `classes`, int32 (n,). Raises ValueError with the

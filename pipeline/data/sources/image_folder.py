@@ -29,6 +29,7 @@ from pipeline.data.sources.image_columns import (
     describe_pages,
     make_image_columns,
 )
+from pipeline.data.tables.raw_table import sort_class_names
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 MAX_TABLE_BYTES = 512 * 2**20
@@ -344,14 +345,11 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
 
 
 def _parse_classes(values: Sequence[str]) -> LabelColumns:
-    """Parse names of classes. Labels are in the order of the names, which are sorted as numbers if
-    all of them are whole numbers of at most 9 digits."""
-    names = sorted(set(values))
-    if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
-        names.sort(key=int)
+    """Parse names of classes. Labels are in the order of `sort_class_names`."""
+    names = sort_class_names(values)
     numbers = {name: label for label, name in enumerate(names)}
     labels = np.array([numbers[value] for value in values], np.int32)
-    return LabelColumns("classification", tuple(names), labels)
+    return LabelColumns("classification", names, labels)
 
 
 def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:

@@ -4,7 +4,7 @@ tokens."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -24,6 +24,7 @@ from pipeline.data.inputs import DOCUMENT
 from pipeline.data.json_lines import JSON_LINES, get_content_suffix
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.table import Encoding
+from pipeline.data.tables.raw_table import sort_class_names
 from pipeline.data.text.packing import PackedWindows, pack_documents
 from pipeline.data.text.text_columns import make_locate, read_text_columns
 from pipeline.data.text.text_format import (
@@ -54,8 +55,8 @@ class TextCsv(DatasetSpec):
     name: Literal["text_csv"] = "text_csv"
     root: Location | None
     """A CSV file with names of columns in the first line, or a .jsonl file with an object
-    on each line; null: 2,400 first lines of docstrings of Python's library, shipped with this
-    package."""
+    on each line; null: 2,019 first paragraphs of docstrings of Python's library, shipped
+    with this package."""
     text_column: str
     class_column: str
     encoding: Encoding = "utf-8"
@@ -88,7 +89,7 @@ class TextCsv(DatasetSpec):
         names = [name.strip() for _, name in rows]
         with name_file(file):
             require_room(8 * len(rows) * self.max_tokens, f"{len(rows):,} texts")
-            classes = name_classes(names)
+            classes = name_classes(names, make_locate(file, np.arange(len(rows)), self.encoding))
             is_eval = mark_eval_rows(names, self.eval_fraction)
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers[name] for name in names], np.int32)
@@ -111,11 +112,11 @@ class TextCsv(DatasetSpec):
         return RawData(train, evaluated, Targets(classes), unit=unit, text=text, inputs=("tokens",))
 
 
-def name_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the sorted names of the classes. Raises ValueError for a row without a class, and
-    for a single class or too many."""
+def name_classes(names: Sequence[str], locate: Callable[[int], str]) -> tuple[str, ...]:
+    """Return the names of the classes in their order. Raises DataError with the place of a row
+    without a class, and ValueError for a single class or too many."""
     if "" in names:
-        raise ValueError(f"row {names.index('') + 1:,} has no class; every text needs one")
+        raise DataError(f"{locate(names.index(''))} has no class; every text needs one")
     counts = Counter(names)
     if len(counts) < 2:
         raise ValueError(
@@ -126,7 +127,7 @@ def name_classes(names: Sequence[str]) -> tuple[str, ...]:
             f"{len(names):,} rows have {len(counts):,} classes; must be at most {MAX_CLASSES:,}, "
             "with two rows each on average"
         )
-    return tuple(sorted(counts))
+    return sort_class_names(counts)
 
 
 def mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
@@ -199,12 +200,13 @@ class TextPairs(DatasetSpec):
         """Return the columns of `PAIR`, int32 (tokens,) and bool (tokens,), and labels, int32
         (n,)."""
         file = self.root or SHIPPED_PAIRS
-        names = (*self.text_columns, *filter(None, [self.class_column]))
-        rows = read_text_columns(file, names, self.encoding)
+        class_columns = () if self.class_column is None else (self.class_column,)
+        rows = read_text_columns(file, (*self.text_columns, *class_columns), self.encoding)
+        locate_row = make_locate(file, np.arange(len(rows)), self.encoding)
         with name_file(file):
             require_room(5 * len(rows) * sum(self.lengths), f"{len(rows):,} pairs of texts")
-            _refuse_empty_texts(rows, self.text_columns)
-            labels, classes = self._read_classes(rows)
+            _refuse_empty_texts(rows, self.text_columns, locate_row)
+            labels, classes = self._read_classes(rows, locate_row)
             is_eval = mark_eval_rows(
                 [classes[n] if classes else "" for n in labels], self.eval_fraction
             )
@@ -227,25 +229,29 @@ class TextPairs(DatasetSpec):
         unit = SampleUnit("pairs", "pairs", size=size)
         return RawData(train, evaluated, targets, unit=unit, text=text, inputs=PAIR)
 
-    def _read_classes(self, rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _read_classes(
+        self, rows: Sequence[Sequence[str]], locate: Callable[[int], str]
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the class of each row, int32 (rows,), and the names of the classes; zeros and ()
         without a column of classes."""
         if self.class_column is None:
             return np.zeros(len(rows), np.int32), ()
         names = [row[2].strip() for row in rows]
-        classes = name_classes(names)
+        classes = name_classes(names, locate)
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers[name] for name in names], np.int32), classes
 
 
-def _refuse_empty_texts(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
-    """Raise ValueError with the first row whose text has no visible character."""
-    for number, row in enumerate(rows, start=1):
+def _refuse_empty_texts(
+    rows: Sequence[Sequence[str]], columns: Sequence[str], locate: Callable[[int], str]
+) -> None:
+    """Raise DataError with the place of the first row whose text has no visible character."""
+    for number, row in enumerate(rows):
         for column, text in zip(columns, row, strict=False):
             if not text.strip():
-                raise ValueError(
-                    f"row {number:,} has an empty text in column {show_name(column)}; every pair "
-                    "needs two texts"
+                raise DataError(
+                    f"{locate(number)} has an empty text in column {show_name(column)}; every "
+                    "pair needs two texts"
                 )
 
 
@@ -298,7 +304,8 @@ class Documents(DatasetSpec):
         """Return windows of tokens with their documents and labels, (n, length) each."""
         source = self.root or SHIPPED_PAIRS
         texts = self._read_texts(source)
-        require_room(BYTES_PER_TOKEN * sum(map(len, texts)), f"{len(texts):,} documents")
+        with name_file(source):
+            require_room(BYTES_PER_TOKEN * sum(map(len, texts)), f"{len(texts):,} documents")
         tokenizer = make_tokenizer(self.tokenizer, (text + self.end for text in texts))
         with name_file(source):
             is_eval = mark_eval_rows([""] * len(texts), self.eval_fraction)

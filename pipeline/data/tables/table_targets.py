@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.core.files.name_text import show_name
 from pipeline.data.columns import Targets, Task
-from pipeline.data.tables.raw_table import RawColumn, RawTable, Texts, is_number
+from pipeline.data.tables.raw_table import RawColumn, RawTable, Texts, is_number, sort_class_names
 
 FEW_CLASSES = 20
 """The most different whole numbers that are inferred as classes."""
@@ -66,14 +66,14 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
 
 
 def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
-    """Return the sorted names of the classes of a column. Raises ValueError for fewer than two, and
-    for more than `MAX_TABLE_CLASSES`."""
+    """Return the names of the classes of a column in their order. Raises ValueError for fewer than
+    two, and for more than `MAX_TABLE_CLASSES`."""
     column = table.get_column(name)
     if isinstance(column, np.ndarray):
         values = np.unique(column[~np.isnan(column)])
         names = tuple(map(_format_number, values[: MAX_TABLE_CLASSES + 1]))
     else:
-        names = tuple(sorted(column.texts))
+        names = sort_class_names(column.texts)
     if len(names) > MAX_TABLE_CLASSES:
         raise ValueError(
             f"{show_name(name)} has more than {MAX_TABLE_CLASSES:,} different values, too many "

@@ -99,6 +99,8 @@ class CharacterTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         codes = _to_code_points(text)
+        if not self.characters:  # of training texts that are all empty
+            return np.full(len(codes), UNKNOWN, np.int32)
         positions = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
         return np.where(self._codes[positions] == codes, positions, UNKNOWN).astype(np.int32)
 

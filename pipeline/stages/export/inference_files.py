@@ -11,7 +11,9 @@ import numpy as np
 
 from pipeline.core.errors import DataError, first_line, get_system_reason
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
+from pipeline.core.files.name_text import show_name
 from pipeline.core.files.npy import read_npy
+from pipeline.core.files.value_text import join_first
 from pipeline.data.audio import SUFFIXES as SOUND_SUFFIXES
 from pipeline.data.columns import Targets
 from pipeline.data.image_file import (
@@ -146,21 +148,24 @@ def _read_array(path: Path, samples: Samples) -> np.ndarray:
         arrays = read_npz(path)
         (name,) = samples.columns
         if len(arrays) != 1 and name not in arrays:
+            names = ", " + join_first([show_name(key) for key in arrays], 8) if arrays else ""
             raise ValueError(
-                f"it holds {len(arrays)} arrays, {', '.join(arrays)}; must be one, or {name} "
-                "among others"
+                f"it holds {len(arrays)} arrays{names}; must be one, or {name} among others"
             )
         array = arrays[name] if name in arrays else next(iter(arrays.values()))
     spec = samples.single
     shape = spec.shape
     axes = len(shape)
-    if axes > 1 and shape[-1] == 1 and array.shape[1 - axes :] == shape[:-1]:
+    start = array.ndim - axes
+    has_channel = start >= 0 and array.shape[start:] == shape
+    if axes > 1 and shape[-1] == 1 and array.shape[1 - axes :] == shape[:-1] and not has_channel:
         array = array[..., np.newaxis]
+        has_channel = True
     if samples.series is not None and array.dtype.kind in "fiu":
         array = array.astype(np.float32)
-    if array.shape[-axes:] != shape or array.ndim not in (axes, axes + 1):
-        sizes = ", ".join(map(str, shape))
-        raise ValueError(f"it has shape {array.shape}; must be {shape} or (n, {sizes})")
+    if not has_channel or array.ndim > axes + 1:
+        sizes = ", ".join(map(str, ("n", *shape)))
+        raise ValueError(f"it has shape {array.shape}; must be {shape} or ({sizes})")
     if not array.size:
         raise ValueError("it holds no samples")
     if array.dtype != spec.dtype:
@@ -177,7 +182,7 @@ def make_prediction_row(
     1 `class_2`, `probability_2` and so on. For a regression, the numbers follow by name, in the
     units of the data; for several labels, the probability of each; for a pair to match, `cosine`;
     for a sequence, whose outputs are (T, K), `sequence`, its symbols with spaces between.
-    The column of a target named file is `predicted_file`.
+    Targets have the columns of `name_columns`.
     """
     if targets.task == "matching":
         return {"file": name, "cosine": f"{compute_cosines(outputs[np.newaxis])[0]:.6f}"}
@@ -189,8 +194,7 @@ def make_prediction_row(
         if targets.task == "multi_label":
             sigmoid = 0.5 * (1 + np.tanh(outputs / 2))
             values = [f"{probability:.6f}" for probability in sigmoid]
-        columns = ["predicted_file" if target == "file" else target for target in targets.names]
-        return {"file": name, **dict(zip(columns, values, strict=True))}
+        return {"file": name, **dict(zip(name_columns(targets), values, strict=True))}
     exponentials = np.exp(outputs - outputs.max())
     probabilities = exponentials / exponentials.sum()
     row: dict[str, Any] = {"file": name}
@@ -199,6 +203,15 @@ def make_prediction_row(
         row[f"class{suffix}"] = targets.names[index]
         row[f"probability{suffix}"] = f"{probabilities[index]:.6f}"
     return row
+
+
+def name_columns(targets: Targets) -> tuple[str, ...]:
+    """Return the names of the targets, beside the column `file`: a target of this name is called
+    `predicted_file`, or if another one is, `predicted_predicted_file` and so on."""
+    column = "file"
+    while column in targets.names:
+        column = f"predicted_{column}"
+    return tuple(column if name == "file" else name for name in targets.names)
 
 
 MAX_MASK_CLASSES = 256
@@ -211,14 +224,22 @@ def make_mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
 
 
 def require_new_names(folder: Path, files: Sequence[Path]) -> None:
-    """Raise DataError if two masks would have the same path, or a mask would replace an input."""
+    """Raise DataError if two masks would have the same path, or a mask would replace an input, also
+    if that depends on the number of images in an array."""
     files_by_mask: dict[Path, Path] = {}
     inputs = {file.resolve() for file in files}
+    arrays = {file.stem: file for file in files if file.suffix.lower() in _ARRAY_SUFFIXES}
     for file in files:
         mask = make_mask_path(folder, file, 0, 1)
         other = files_by_mask.setdefault(mask, file)
         if other is not file:
             raise DataError(f"{file}: its mask and that of {other} would both be {mask}")
+        stem, _, number = file.stem.rpartition("_")
+        if stem in arrays and number.isdecimal():
+            raise DataError(
+                f"{file}: its mask and that of image {number} of {arrays[stem]} would both be "
+                f"{mask}; rename one"
+            )
         if mask.resolve() in inputs:
             raise DataError(f"{folder}: the mask of {file} would replace an image; name another")
 

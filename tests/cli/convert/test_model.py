@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import numpy as np
 import pytest
 import yaml
 
 from pipeline.core.errors import RecipeError, UsageError
 from tests.command_line import convert
 from tests.models.torch_graph.onnx.golden_onnx import FOLDER as ONNX
+from tests.models.torch_graph.onnx.golden_onnx import model, node, tensor
 
 NETS = """
 import torch
@@ -77,6 +79,21 @@ def test_onnx_file_becomes_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture
     assert convert(["model", str(ONNX / "perceptron.onnx"), str(target)]) == 0
     assert "written as a graph instead" in capsys.readouterr().out
     assert (tmp_path / "net.torch.json").exists()
+
+
+@pytest.mark.medium
+def test_name_of_an_onnx_output_may_be_a_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the names that PyTorch numbers."""
+    weight = tensor("w", np.ones((6, 6), np.float32))
+    nodes = [node("MatMul", ["x", "w"], "384"), node("Relu", ["384"], "y")]
+    (tmp_path / "net.onnx").write_bytes(model(nodes, [weight]))
+    target = tmp_path / "net.torch.json"
+    arguments = ["--argument", "output=384"]
+    assert convert(["model", str(tmp_path / "net.onnx"), str(target), *arguments]) == 0
+    assert "differ from the file's by 0.0e+00" in capsys.readouterr().out
+    assert "relu" not in target.read_text()
 
 
 def test_bad_onnx_file_is_refused(tmp_path: Path) -> None:

@@ -156,6 +156,18 @@ def test_position_labels_are_padded_with_ignore_index() -> None:
     assert labels.tolist() == [[1, 2, 3, -100, -100, -100], [4, 5, 6, 7, 8, -100]]
 
 
+def test_numbers_of_a_sample_are_neither_padded_nor_cropped() -> None:
+    sizes = np.array([[3], [5]])
+    tokens = make_ragged_array(np.arange(1, 9, dtype=np.int32), sizes)
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    padding = Padding(((2,), (6,)), column="tokens")
+    columns = pad_split(Split({"tokens": tokens, "label": numbers}), padding, crop=True).columns
+    batch = batch_of({name: column[:] for name, column in columns.items()}, np.arange(2), 0)
+    cropped = crop_to(np, (2,), batch, padding.columns, is_random=False).columns
+    assert cropped["tokens"].tolist() == [[1, 2], [4, 5]]
+    assert cropped["label"].tolist() == numbers.tolist()
+
+
 @pytest.mark.parametrize(
     ("label", "ignore_index", "message"),
     [

@@ -58,6 +58,16 @@ def test_task_is_inferred_or_set(
     assert (targets.task, targets.names) == (task, names)
 
 
+@pytest.mark.slow
+def test_texts_of_numbers_are_classes_in_the_order_of_numbers(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    grades = ["10", "9", "-1"] * 4
+    pq.write_table(pa.table({"grade": grades, "size": range(12)}), tmp_path / "a.parquet")
+    given = {"root": tmp_path / "a.parquet", "target": "grade", "split": 0.25}
+    assert ParquetTable(**section(**given)).read(tmp_path).classes == ("-1", "9", "10")
+
+
 def test_split_is_stratified_by_class(tmp_path: Path) -> None:
     data = read(tmp_path, target="kind", split=0.3, split_seed=7)
     assert sorted(labels(data.eval)) == [0, 0, 0, 1, 1, 1]

@@ -51,6 +51,15 @@ def test_split_is_stratified_by_class(tmp_path: Path) -> None:
     assert len(raw.train) == 12
 
 
+def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
+    """As `loss=ordinal` needs them."""
+    rows = "text,class\n" + "".join(f"the {n},{(10, -1, 2)[n % 3]}\n" for n in range(12))
+    raw = read(tmp_path / "a.csv", rows)
+    assert raw.classes == ("-1", "2", "10")
+    assert np.asarray(raw.train.columns["label"])[:3].tolist() == [2, 0, 1]
+    assert read(tmp_path / "a.csv", rows.replace(",2\n", ",b\n")).classes == ("-1", "10", "b")
+
+
 def test_vocabulary_is_built_from_the_training_split(tmp_path: Path) -> None:
     raw = read(tmp_path / "a.csv")
     assert raw.text is not None
@@ -84,7 +93,7 @@ def test_columns_and_tokenizer_can_be_set(tmp_path: Path) -> None:
         ("text,class\na,x\nb\n", "line 3 doesn't have 2 fields"),
         ("text,class\na,x\nbuy now, please,y\n", "line 3 doesn't have 2 fields; a field with"),
         ("text,class\na,x\nb,x\n", "all rows have class x; must have at least two classes"),
-        ("text,class\na,x\nb, \n", "row 2 has no class; every text needs one"),
+        ('text,class\n"a\nb",x\nb, \n', r"a\.csv, line 4 has no class; every text needs one"),
         ("text,class,class\na,x,y\n", "has the column class more than once"),
         ("text,class\na,x\nb, x \n", "all rows have class x"),
         ("text,class\na,x\nb,y\n", "2 rows have 2 classes"),

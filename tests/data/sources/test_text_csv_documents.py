@@ -88,6 +88,15 @@ def test_settings_that_do_not_fit_are_refused(changed: dict[str, Any], said: str
         read(None, **changed)
 
 
+def test_documents_larger_than_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("text\n" + "a\n" * 100)
+    monkeypatch.setattr("pipeline.data.sources.text_csv.BYTES_PER_TOKEN", 2**60)
+    with pytest.raises(DataError, match=r"a\.csv: 100 documents would take .* GB of memory"):
+        read(tmp_path / "a.csv")
+
+
 def test_single_document_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("alone")
     with pytest.raises(DataError, match="is the only document; must be several"):

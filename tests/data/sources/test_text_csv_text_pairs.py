@@ -85,13 +85,20 @@ def test_vocabulary_is_of_both_columns_of_the_training_split(tmp_path: Path) -> 
     assert "15" not in words
 
 
+def test_column_of_classes_may_have_an_empty_name(tmp_path: Path) -> None:
+    raw = read(tmp_path / "a.csv", ROWS.replace("kind", "", 1), class_column="")
+    assert raw.classes == ("a", "b")
+    with pytest.raises(DataError, match="has no column"):
+        read(tmp_path / "a.csv", class_column="")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("ask,other\na,b\n", r"a\.csv: has no column answer; it has ask, other"),
         ("ask,answer\na,b\nc\n", r"a\.csv: line 3 doesn't have 2 fields"),
         ("ask,answer\na,b\nc,d,e\n", r"a\.csv: line 3 doesn't have 2 fields"),
-        ("ask,answer\na,b\nc, \n", r"a\.csv: row 2 has an empty text in column answer; every pair"),
+        ("ask,answer\na,b\nc, \n", r"a\.csv, line 3 has an empty text in column answer; every"),
         ("ask,answer\n", r"a\.csv: has no rows"),
         ("ask,answer\na,b\n", "leaves a split empty"),
     ],

@@ -44,6 +44,10 @@ def test_vocabulary_characters_round_trip_and_new_characters_are_unknown(
     assert tokenizer.encode(text).tolist() == expected
 
 
+def test_all_characters_are_unknown_to_a_tokenizer_of_empty_texts() -> None:
+    assert make_character_tokenizer(["", ""]).encode("ab").tolist() == [UNKNOWN, UNKNOWN]
+
+
 def test_vocabulary_has_frequent_words_in_lower_case() -> None:
     tokenizer = make_word_tokenizer(["The cat, the dog.", "A cat!"], 3)
     assert tokenizer.words == ("cat", "the", "!")

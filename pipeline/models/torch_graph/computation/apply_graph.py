@@ -106,6 +106,11 @@ def make_input(spec: TensorSpec, samples: Array, layout: Layout) -> TorchTensor:
                 f"images are {size} (height, width, channels); must be {expected}: resize them, or "
                 "export the network for them"
             )
+        if is_float and not spec.dtype.startswith("float"):
+            raise ValueError(
+                f"images are {samples.dtype}, and the network reads whole numbers, {spec.dtype}; "
+                "leave out the map ops that convert images, or export the network for float32"
+            )
         order = IMAGE_ORDERS[layout]
         nhwc = TorchTensor(samples.astype(dtype), NHWC)
         return TorchTensor(nhwc.transpose(order), order)

@@ -80,12 +80,13 @@ def import_onnx(path: Path, samples: Sequence[SampleSpec], output: str | None = 
     return graph
 
 
-def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
-    """Return channels, height and width of the samples that the file's input describes.
+def find_sample_shape(model: OnnxModel, output: str | None = None) -> tuple[int, ...]:
+    """Return channels, height and width of the samples that the file describes, of the only input
+    that the output of `import_onnx` depends on.
 
     A row of features is one pixel. Raises ValueError if a size is open, or for other shapes.
     """
-    inputs = _Network(replace_estimators(model, COPIES)).inputs
+    inputs = _find_inputs(model, output)
     if len(inputs) > 1:
         names = ", ".join(show_name(value.name) for value in inputs)
         raise ValueError(
@@ -107,8 +108,12 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 def list_onnx_inputs(path: Path, output: str | None = None) -> tuple[str, ...]:
     """Return the names of the inputs that the output of `import_onnx` depends on. Raises ValueError
     if the file can't be read."""
-    model = replace_estimators(read_onnx(path), None if output else COPIES)
-    return tuple(value.name for value in _Network(model, (), output).inputs)
+    return tuple(value.name for value in _find_inputs(read_onnx(path), output))
+
+
+def _find_inputs(model: OnnxModel, output: str | None) -> tuple[OnnxTensor, ...]:
+    replaced = replace_estimators(_drop_copies(model), None if output else COPIES)
+    return _Network(replaced, (), output).inputs
 
 
 @dataclass(frozen=True)
@@ -168,8 +173,14 @@ class _Network:
         if not inputs:
             raise ValueError(f"{self.model.file}: has no input that its output depends on")
         for value in inputs:
+            name = show_name(value.name)
+            if value.dtype == "str":
+                raise ValueError(f"{self.model.file}: its input {name} is texts; must be numbers")
             if len(value.shape) < 2:
-                raise ValueError(f"{self.model.file}: its input {value.shape} has no batch")
+                raise ValueError(
+                    f"{self.model.file}: its input {name} has {len(value.shape)} axes; must have a "
+                    "batch and at least one more"
+                )
         return inputs
 
     @property
@@ -329,7 +340,7 @@ def _drop_copies(model: OnnxModel) -> OnnxModel:
         node = replace(node, inputs=tuple(tied.get(name, name) for name in node.inputs))
         source = "".join(node.inputs)
         if node.op == "Identity" and source in initializers:
-            for copy in node.outputs:
+            for copy in filter(None, node.outputs):  # "" stands for an input that is left out
                 if initializers[source].ndim < 2:
                     initializers[copy] = initializers[source]
                 else:

@@ -20,7 +20,6 @@ Files aren't trusted: nothing in them is executed, and no array is larger than i
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +56,8 @@ _DTYPES: Mapping[int, np.dtype] = {
 """Dtypes by ONNX's numbers."""
 _TEXTS = 8
 """ONNX's number of tensors of texts, such as names of classes."""
+_ATTRIBUTE_TYPES = {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: 8}
+"""Types of attributes by the field of their value, for files that are older than the types."""
 DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
 """Names of dtypes by ONNX's numbers."""
 
@@ -178,12 +179,16 @@ def _read_node(message: Message) -> OnnxNode:
 
 
 def _read_attribute(message: Message) -> Attribute | None:
-    """Return the value of an attribute; None for subgraphs, which no operator here has."""
-    match message.integer(20):  # AttributeProto.AttributeType
+    """Return the value of an attribute; None for subgraphs, which no operator here has. Raises
+    ValueError for an attribute that has neither a type nor a value."""
+    fields = [field for field in _ATTRIBUTE_TYPES if field in message.fields]
+    match message.integer(20) or (_ATTRIBUTE_TYPES[fields[0]] if fields else 0):
+        case 0:  # UNDEFINED
+            raise ValueError(f"attribute {show_name(message.text(1))} has no type and no value")
         case 1:  # FLOAT
-            (number,) = struct.unpack("<f", message.content(2) or bytes(4))
+            numbers = message.floats(2, "<f4")
             # The shortest decimal: 1e-5, not 9.999999747378752e-06.
-            return float(str(np.float32(number)))
+            return float(str(numbers[-1])) if numbers.size else 0.0
         case 2:  # INT
             return message.integer(3)
         case 3:  # STRING
@@ -241,25 +246,26 @@ def _read_external(message: Message, name: str, size: int, folder: Path | None) 
     """
     entries = {entry.text(1): entry.text(2) for entry in message.messages(13)}
     location = entries.get("location", "")
-    offset = int(entries.get("offset") or 0)
-    length = int(entries.get("length") or size)
-    if folder is None or not location or length != size or offset < 0:
+    offset = entries.get("offset") or "0"
+    length = entries.get("length") or str(size)
+    is_place = offset.isdecimal() and len(offset) < 20 and length == str(size)
+    if folder is None or not location or "\0" in location or not is_place:
         raise ValueError(
             f"external data of tensor {show_name(name)} has no valid location, offset and length"
         )
     file = (folder / location).resolve()
-    if not file.is_relative_to(folder.resolve()) or "\0" in location:
+    if not file.is_relative_to(folder.resolve()):
         raise ValueError(
             f"external data of tensor {show_name(name)} is in {show_name(location)}, which is "
             "outside of the file's folder"
         )
-    if not file.is_file() or file.stat().st_size < offset + size:
+    if not file.is_file() or file.stat().st_size < int(offset) + size:
         raise ValueError(
             f"external data of tensor {show_name(name)}: {show_name(location)} is missing or too "
             "short"
         )
     with file.open("rb") as stream:
-        stream.seek(offset)
+        stream.seek(int(offset))
         return stream.read(size)
 
 

@@ -18,7 +18,8 @@ from pipeline.models.torch_graph.computation.torch_network import initial_variab
 from pipeline.models.torch_graph.graph import SampleSpec, TorchGraph
 from pipeline.models.torch_graph.onnx.estimator_nodes import ESTIMATORS
 from pipeline.models.torch_graph.onnx.graph_builder import ONNX_OPERATORS
-from pipeline.models.torch_graph.onnx.import_onnx import import_onnx
+from pipeline.models.torch_graph.onnx.import_onnx import find_sample_shape, import_onnx
+from pipeline.models.torch_graph.onnx.onnx_file import read_onnx
 from tests.models.build import QUICK
 from tests.models.torch_graph.golden_graphs import network_of
 from tests.models.torch_graph.onnx.golden_onnx import (
@@ -278,6 +279,39 @@ def test_shared_vectors_are_separate_and_shared_matrices_are_tied(tmp_path: Path
     assert len(paths) == 3
 
 
+def test_input_that_is_left_out_stays_so(tmp_path: Path) -> None:
+    nodes = [node("Identity", ["b"], ""), node("Gemm", ["x", "w", ""], "y")]
+    graph = import_bytes(tmp_path, model(nodes, [tensor("w", WEIGHT), tensor("b", WEIGHT[0])]))
+    assert [spec.role for spec in graph.arrays] == ["parameter"]
+
+
+def test_shape_of_samples_is_of_the_input_that_the_output_reads(tmp_path: Path) -> None:
+    nodes = [node("Relu", ["x"], "y"), node("Add", ["x", "b"], "z")]
+    inputs = [signature("x", "n", 6), signature("b", "n", 6)]
+    (tmp_path / "net.onnx").write_bytes(model(nodes, input=inputs, output=signature("z")))
+    file = read_onnx(tmp_path / "net.onnx")
+    assert find_sample_shape(file, "y") == (6, 1, 1)
+    with pytest.raises(ValueError, match="has inputs x, b; must have one"):
+        find_sample_shape(file)
+
+
+def make_typed_input(dtype: int, *sizes: int) -> bytes:
+    """A ValueInfoProto of x (1, *sizes) with ONNX's number of a dtype."""
+    dims = encode({1: [encode({1: size}) for size in (1, *sizes)]})
+    return encode({1: "x", 2: encode({1: encode({1: dtype, 2: dims})})})
+
+
+def test_images_of_floats_are_not_cut_to_whole_numbers(tmp_path: Path) -> None:
+    """As a network of uint8 would read images that a map op divided by 255."""
+    cast = [node("Cast", ["x"], "y", attribute=encode({1: "to", 3: 1, 20: 2}))]
+    content = model(cast, input=make_typed_input(2, 1, 2, 3))
+    graph = import_bytes(tmp_path, content, (2, 3, 1))
+    images = np.arange(6, dtype=np.uint8).reshape(1, 2, 3, 1)
+    np.testing.assert_array_equal(evaluate(graph, images)[0, 0], images[0, :, :, 0])
+    with pytest.raises(ValueError, match="images are float32, and the network reads whole numbers"):
+        evaluate(graph, images / np.float32(255))
+
+
 def layer_over_time(*inputs: str, attribute: list[bytes] = [], op: str = "RNN") -> bytes:  # noqa: B006
     """A model of a plain layer of 4 features on x (batch, 3, 2)."""
     rng = np.random.default_rng(0)
@@ -360,6 +394,14 @@ def test_channels_last_images_are_supported(tmp_path: Path) -> None:
             r"net\.onnx.*: parameter .* has 1 infinite among 6 values; must be finite",
         ),
         (model([node("Relu", ["x"], "z")]), r"no node computes output y"),
+        (
+            model([node("Relu", ["x"], "y")], input=make_typed_input(8, 6)),
+            r"its input x is texts; must be numbers",
+        ),
+        (
+            model([node("Relu", ["x"], "y")], input=signature("x", "batch")),
+            r"its input x has 1 axes; must have a batch and at least one more",
+        ),
         (
             model([node("Relu", ["x"], "y")], input=signature("x", "batch", 7)),
             r"reads samples of shape 7, and 6 values came",

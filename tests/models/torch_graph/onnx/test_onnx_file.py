@@ -22,7 +22,7 @@ def read(folder: Path, content: bytes) -> OnnxModel:
     return read_onnx(file)
 
 
-def place(location: str, offset: int = 0) -> list[bytes]:
+def place(location: str, offset: int | str = 0) -> list[bytes]:
     """The place of external data."""
     return [
         encode({1: "location", 2: location}),
@@ -31,7 +31,7 @@ def place(location: str, offset: int = 0) -> list[bytes]:
     ]
 
 
-def external(location: str, offset: int = 0) -> bytes:
+def external(location: str, offset: int | str = 0) -> bytes:
     """A model whose weight is in another file."""
     fields = {"external_data": place(location, offset), "location": 1, "raw_data": []}
     return model(ADD, [tensor("w", ARRAY, **fields)])
@@ -60,8 +60,39 @@ def test_short_external_data_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("location", "offset"),
+    [("net\0.data", 0), ("net.data", "z"), ("net.data", "-1"), ("net.data", "9" * 5000)],
+)
+def test_place_of_external_data_that_is_none_is_refused(
+    location: str, offset: int | str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="external data of tensor w has no valid location, offset"):
+        read(tmp_path, external(location, offset))
+
+
+def leak(attribute: bytes) -> bytes:
+    return model([node("LeakyRelu", ["x"], "y", attribute=[attribute])])
+
+
+FLOAT = b"\x15" + np.float32(0.3).tobytes()
+"""Field 2 of an attribute, a float32."""
+
+
+def test_attribute_without_a_type_has_that_of_its_value(tmp_path: Path) -> None:
+    """As in the first files, which other programs still read."""
+    (found,) = read(tmp_path, leak(encode({1: "alpha"}) + FLOAT)).nodes
+    assert found.attributes == {"alpha": 0.3}
+    (found,) = read(tmp_path, leak(encode({1: "alpha", 8: [1, 2]}))).nodes
+    assert found.attributes == {"alpha": (1, 2)}
+    (found,) = read(tmp_path, leak(encode({1: "alpha", 20: 1}))).nodes
+    assert found.attributes == {"alpha": 0.0}
+
+
+@pytest.mark.parametrize(
     ("content", "problem"),
     [
+        (leak(encode({1: "alpha", 2: b"abc", 20: 1})), "it ends in the middle of a number"),
+        (leak(encode({1: "alpha"})), "attribute alpha has no type and no value"),
         (b"", "it is not an ONNX file"),
         (b"\x00" * 40, "it is not an ONNX file|has 0 nodes"),
         (b"{}", "it ends in the middle|it is not an ONNX file"),
