@@ -68,10 +68,11 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
             return call(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = [leaf for leaf in leaves if _is_array(leaf)]
-        statics = _Statics(tuple(leaf for leaf in leaves if not _is_array(leaf)))
         try:
+            statics = _Statics(tuple(leaf for leaf in leaves if not _is_array(leaf)))
             compiled = _compile_call(tree, tuple(map(_is_array, leaves)), statics)
-        except TypeError:  # An argument without a hash may differ at the next call.
+        # An argument without a hash may differ at the next call, as may a value that isn't bound.
+        except (TypeError, ValueError):
             return call(*args, **kwargs)
         _reuse_functions(module)
         return compiled(module, arrays)
@@ -128,8 +129,10 @@ def _has_arrays(value: Any) -> bool:
     a mask of tokens. They would be constants of the compiled program."""
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
         return False
-    names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
-    leaves = jax.tree.leaves([getattr(value, name, None) for name in names])
+    names = {field.name for field in dataclasses.fields(value)}
+    if not isinstance(value, nn.Module):  # such as a cached property
+        names |= set(getattr(value, "__dict__", ()))
+    leaves = jax.tree.leaves([getattr(value, name, None) for name in sorted(names - {"parent"})])
     return any(_is_array(leaf) or _has_arrays(leaf) for leaf in leaves)
 
 
@@ -182,7 +185,7 @@ def _make_key(value: Any, depth: int) -> Hashable:
     if depth < MAX_DEPTH and isinstance(value, partial):
         parts = (value.func, value.args, tuple(value.keywords.items()))
         return type(value), _make_key(parts, depth)
-    if depth < MAX_DEPTH and type(value) is tuple:
-        return tuple(_make_key(item, depth + 1) for item in value)
+    if depth < MAX_DEPTH and isinstance(value, tuple):
+        return type(value), *(_make_key(item, depth + 1) for item in value)
     # A text tells -0.0 from 0.0, and finds NaN.
     return type(value), repr(value) if isinstance(value, float) else value

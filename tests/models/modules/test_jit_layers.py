@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -224,3 +225,66 @@ def test_functions_and_arrays_of_inner_modules_are_found() -> None:
         assert calls["outer"] == 1
         found = [NetWithHeldMask().apply({}, x) for x in (X, -X)]
     np.testing.assert_array_equal(found, [X * (X > 0), -X * (X < 0)])
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Arguments of a layer with an array that isn't a field, as a cached property sets it."""
+
+    name: str = "scale"
+
+
+class Scaled(nn.Module):
+    scale: Scale
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * self.scale.__dict__["factor"]
+
+
+class NetWithScale(nn.Module):
+    scale: Scale
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return Scaled(self.scale, name="scaled")(x)
+
+
+def test_arrays_beside_the_fields_of_a_dataclass_are_no_constants() -> None:
+    results = []
+    with nn.intercept_methods(compile_layers(("scaled",))):
+        for factor in (2.0, 5.0):
+            scale = Scale()
+            object.__setattr__(scale, "factor", np.float32([factor]))
+            results.append(NetWithScale(scale).apply({}, np.ones(1, np.float32)))
+    np.testing.assert_array_equal(results, [[2], [5]])
+
+
+class Calling(nn.Module):
+    def __call__(self, x: jax.Array, function: Any) -> jax.Array:
+        return x * 2
+
+
+class NetWithUnsetCell(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        result = Calling(name="calling")(x, lambda: later)
+        later = 1
+        return result + later
+
+
+def test_function_of_a_variable_that_is_not_set_yet_may_be_an_argument() -> None:
+    with nn.intercept_methods(compile_layers(("calling",))):
+        assert NetWithUnsetCell().apply({}, np.ones(1, np.float32)) == 3
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_named_tuples_of_new_functions_have_one_key() -> None:
+    def bind(values: Any) -> Any:
+        return lambda: values
+
+    keys = [_make_key(bind(Pair(bind(1), bind(number))), 0) for number in (2, 2, 3)]
+    assert keys[0] == keys[1] != keys[2]
