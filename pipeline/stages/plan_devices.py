@@ -91,17 +91,28 @@ def find_plan(
             memory_bytes = recipe.parallel.memory_gib * GIB
         plans = search(trace_step(recipe, dataset, built), devices, rates, memory_bytes)
         reporter.print_lines(format_plan_table(plans))
+        _require_whole_batches(recipe, plans.best, "the fastest plan")
         return plans.best
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
     plan = load_plan(plan_file, devices, shapes)
-    parts = plan.mesh.count_along([AXES.index(name) for name in plan.batch])
-    if recipe.train.batch_size % parts:
-        raise RecipeError(
-            f"parallel.plan {plan_file}: batch = [{', '.join(plan.batch)}]: {parts} devices don't "
-            f"divide train.batch_size = {recipe.train.batch_size}"
-        )
+    _require_whole_batches(recipe, plan, f"parallel.plan {plan_file}")
     reporter.print_stage("plan", f"{plan.mesh} devices, {plan.strategy}; from {plan_file}")
     return plan
+
+
+def _require_whole_batches(recipe: Recipe, plan: ParallelPlan, name: str) -> None:
+    """Raise RecipeError if the devices along a plan's batch don't divide a batch."""
+    parts = plan.mesh.count_along([AXES.index(axis) for axis in plan.batch])
+    sizes = {
+        "train.batch_size": recipe.train.batch_size,
+        "dataset.eval.batch_size": recipe.dataset.eval.batch_size or recipe.train.batch_size,
+    }
+    for key, size in sizes.items():
+        if size % parts:
+            raise RecipeError(
+                f"{name}: batch = [{', '.join(plan.batch)}]: {parts} devices don't divide "
+                f"{key} = {size}"
+            )
 
 
 def _read_mesh_size(file: Path) -> int | None:

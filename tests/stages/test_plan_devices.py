@@ -92,6 +92,10 @@ def test_batch_is_sharded_as_the_plan_says(tiny: Compose, tmp_path: Path) -> Non
     problem = r"mine.yaml: batch = \[data\]: 2 devices don't divide train.batch_size = 33"
     with pytest.raises(RecipeError, match=problem):
         run(recipe, tmp_path / "refused")
+    sizes = ("train.batch_size=32", "dataset.eval.batch_size=33", "train.steps=2")
+    recipe = tiny(*AUTO, f"parallel.plan={file}", *sizes)
+    with pytest.raises(RecipeError, match=r"2 devices don't divide dataset.eval.batch_size = 33"):
+        run(recipe, tmp_path / "refused_too")
 
 
 def test_damaged_plan_of_a_run_gives_way_to_the_plan_file(
