@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,7 @@ def require_new_names(folder: Path, files: Sequence[Path]) -> None:
         if other is not file:
             raise DataError(f"{file}: its mask and that of {other} would both be {mask}")
         stem, _, number = file.stem.rpartition("_")
-        if stem in arrays and number.isdecimal():
+        if stem in arrays and re.fullmatch("0|[1-9][0-9]*", number):
             raise DataError(
                 f"{file}: its mask and that of image {number} of {arrays[stem]} would both be "
                 f"{mask}; rename one"

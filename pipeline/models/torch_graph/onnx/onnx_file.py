@@ -253,7 +253,10 @@ def _read_external(message: Message, name: str, size: int, folder: Path | None) 
         raise ValueError(
             f"external data of tensor {show_name(name)} has no valid location, offset and length"
         )
-    file = (folder / location).resolve()
+    try:
+        file = (folder / location).resolve()
+    except RuntimeError:  # a link to itself, on Python 3.11 and 3.12
+        file = folder.resolve() / location
     if not file.is_relative_to(folder.resolve()):
         raise ValueError(
             f"external data of tensor {show_name(name)} is in {show_name(location)}, which is "

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from pipeline.models.torch_graph.computation.apply_graph import replace_gradient
+from pipeline.models.torch_graph.computation.apply_graph import make_input, replace_gradient
+from pipeline.models.torch_graph.graph import TensorSpec
 
 
 def test_gradient_is_that_of_the_backward_pass() -> None:
@@ -26,3 +28,12 @@ def test_gradient_is_that_of_the_backward_pass() -> None:
     dx, dw = jax.jit(jax.grad(compute, (0, 1)))(x, w)
     np.testing.assert_array_equal(dx, [5.0, 2 * 12 + 1, 3 * 21 + 2])
     np.testing.assert_array_equal(dw, [0, 0, 0])
+
+
+def test_images_of_floats_are_not_cut_to_the_whole_numbers_of_an_input() -> None:
+    images = jnp.full((1, 2, 3, 1), 0.7)
+    for shape in ((None, 1, 2, 3), (None, 6)):
+        for dtype in ("float32", "bfloat16"):
+            assert make_input(TensorSpec(shape, dtype), images, "nhwc").plain().max() > 0.6
+        with pytest.raises(ValueError, match="the network reads whole numbers, int64"):
+            make_input(TensorSpec(shape, "int64"), images, "nhwc")

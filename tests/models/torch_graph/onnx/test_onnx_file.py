@@ -55,8 +55,10 @@ def test_external_data_outside_of_the_folder_is_refused(location: str, tmp_path:
 
 def test_short_external_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "net.data").write_bytes(ARRAY.tobytes()[:-1])
-    with pytest.raises(ValueError, match=r"net\.data is missing or too short"):
-        read(tmp_path, external("net.data"))
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("net.data", "loop"):
+        with pytest.raises(ValueError, match=f"{name} is missing or too short"):
+            read(tmp_path, external(name))
 
 
 @pytest.mark.parametrize(
