@@ -254,7 +254,7 @@ def test_arrays_beside_the_fields_of_a_dataclass_are_no_constants() -> None:
     with nn.intercept_methods(compile_layers(("scaled",))):
         for factor in (2.0, 5.0):
             scale = Scale()
-            object.__setattr__(scale, "factor", np.float32([factor]))
+            object.__setattr__(scale, "factor", np.full(1, factor, np.float32))
             results.append(NetWithScale(scale).apply({}, np.ones(1, np.float32)))
     np.testing.assert_array_equal(results, [[2], [5]])
 
@@ -267,7 +267,8 @@ class Calling(nn.Module):
 class NetWithUnsetCell(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        result = Calling(name="calling")(x, lambda: later)
+        later: int
+        result: jax.Array = Calling(name="calling")(x, lambda: later)
         later = 1
         return result + later
 
