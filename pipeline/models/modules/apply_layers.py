@@ -173,6 +173,11 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
         "standard.Conv3d",
         "standard.ConvTranspose",
     ),
+    "pipeline.models.modules.norms": (
+        "standard.LayerNorm",
+        "standard.RmsNorm",
+        "standard.GroupNorm",
+    ),
     "pipeline.models.modules.token_mixers": (
         "token_mixers.MixtureOfExperts",
         "token_mixers.StateSpace",
@@ -182,9 +187,6 @@ COMPUTATIONS: Mapping[str, Sequence[str]] = {
     "pipeline.models.modules.standard": (
         "standard.Dense",
         "standard.BatchNorm",
-        "standard.LayerNorm",
-        "standard.RmsNorm",
-        "standard.GroupNorm",
         "standard.Dropout",
         "standard.Activation",
         "standard.LeakyRelu",

@@ -17,7 +17,7 @@ from pipeline.models.modules.batch_norm import (
     normalise,
     normalise_by_batch,
 )
-from pipeline.models.modules.standard import standardise
+from pipeline.models.modules.norms import standardise
 from pipeline.models.torch_graph.operator_table import TorchTensor, aten, pack_result, to_tensor
 
 
