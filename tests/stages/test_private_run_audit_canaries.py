@@ -38,7 +38,7 @@ def test_audit_refutes_a_run_without_noise(
         private_gradients, "draw_normals", lambda key, step, number, size: np.zeros(size)
     )
     privacy = (
-        "+privacy={noise: 30.0, delta: 1.0e-3, expected_batch_size: 48, accountant: rdp,"
+        "+privacy={noise: 60.0, delta: 1.0e-3, expected_batch_size: 48, accountant: rdp,"
         " clip: 10.0, audit: {canaries: 48}}"
     )
     wide = ("model=mlp", "model.hidden=[256]", "train.optimizer.lr=0.1", "train.steps=300")

@@ -138,6 +138,6 @@ def is_number(text: str) -> bool:
 
 def sort_class_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the different names of classes, in the order of numbers if all of them are numbers,
-    else in that of texts. Equal numbers, as 1 and 1.0, are in the order of texts."""
+    else in the order of texts. Equal numbers, as 1 and 1.0, are in the order of texts."""
     ordered = sorted(set(names))
     return tuple(sorted(ordered, key=float) if all(map(is_number, ordered)) else ordered)

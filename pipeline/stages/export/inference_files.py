@@ -238,7 +238,7 @@ def require_new_names(folder: Path, files: Sequence[Path]) -> None:
         stem, _, number = file.stem.rpartition("_")
         if stem in arrays and re.fullmatch("0|[1-9][0-9]*", number):
             raise DataError(
-                f"{file}: its mask and that of image {number} of {arrays[stem]} would both be "
+                f"{file}: its mask and the one of image {number} of {arrays[stem]} would both be "
                 f"{mask}; rename one"
             )
         if mask.resolve() in inputs:

@@ -167,7 +167,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
 
 
 def add_xla_flag(flag: str) -> None:
-    """Add a flag for XLA to those of the environment, or of the file that XLA_FLAGS names.
+    """Add a flag for XLA to the flags of the environment, or of the file that XLA_FLAGS names.
 
     XLA reads a text that doesn't begin with -- as the name of a file, and aborts the process
     without one. Raises RunError if the file can't be read.

@@ -62,5 +62,5 @@ def test_masks_of_an_array_do_not_replace_other_masks(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.npy", "b_0.png", "a_10_0.png")]
     require_new_names(tmp_path / "masks", files)
     require_new_names(tmp_path / "masks", [*files, tmp_path / "a_010.png"])
-    with pytest.raises(DataError, match=r"a_10.png: its mask and that of image 10 of .*a.npy"):
+    with pytest.raises(DataError, match=r"a_10.png: its mask and the one of image 10 of .*a.npy"):
         require_new_names(tmp_path / "masks", [*files, tmp_path / "a_10.png"])
