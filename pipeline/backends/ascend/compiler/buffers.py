@@ -38,9 +38,8 @@ class Buffers:
     """Buffers of values, created at their first use. Values and buffers are indices.
 
     `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
-    feature map, `kernel_axes` the channel axes of kernels by shape, `within` the array that each slice of a
-    scan is a part of. `matrix_layout` is the
-    layout that the cube writes matrices in.
+    feature map, `kernel_axes` the channel axes of kernels by shape, `within` the array that each
+    slice of a scan is a part of. `matrix_layout` is the layout that the cube writes matrices in.
     """
 
     def __init__(
