@@ -22,13 +22,13 @@ import jax
 
 from pipeline.models.torch_graph.conversion.layer_list import choose_output, name_outputs
 from pipeline.models.torch_graph.conversion.program_nodes import (
-    VIEWS,
     describe_node,
     find_line,
     find_module,
     find_owner,
-    is_idle_dropout,
+    list_hidden_views,
     parse_base_name,
+    replace_idle_dropouts,
 )
 from pipeline.models.torch_graph.graph import (
     COTANGENT,
@@ -414,28 +414,6 @@ def find_array_uses(form: Form) -> Mapping[str, set[tuple[str, int]]]:
     return uses
 
 
-def _replace_idle_dropouts(torch: Any, module: Any) -> None:
-    """Replace dropouts that drop nothing by views, which they are; torch.export makes copies."""
-    for node in module.graph.nodes:
-        if is_idle_dropout(node):
-            node.target, node.args, node.kwargs = torch.ops.aten.alias.default, node.args[:1], {}
-    module.recompile()
-
-
-def _list_hidden_views(torch: Any, module: Any) -> dict[Any, Any]:
-    """Return torch's decompositions of operators whose results may be views against their schema,
-    as of a sum of products of one tensor. Otherwise torch would take them for copies."""
-    hidden = {
-        node.target
-        for node in module.graph.nodes
-        if (name := parse_base_name(str(node.target))) not in VIEWS
-        and not name.endswith("_")
-        and find_owner(node, name) is not None
-    }
-    table = torch.export.default_decompositions()
-    return {op: table[op] for op in hidden if op in table}
-
-
 def read_program(torch: Any, program: Any, output: str | None = None) -> Draft:
     """Return the form of a program for its output of a name; None stands for the logits, or the
     only tensor. Raises ValueError as `ProgramReader.read` does."""
@@ -443,8 +421,8 @@ def read_program(torch: Any, program: Any, output: str | None = None) -> Draft:
         draft = ProgramReader(torch, program, output).read()
     except SharedMemoryError:
         # A tensor changes in place through a view. Torch can rewrite that, but takes seconds.
-        table = _list_hidden_views(torch, program.graph_module)
-        _replace_idle_dropouts(torch, program.graph_module)
+        table = list_hidden_views(torch, program.graph_module)
+        replace_idle_dropouts(torch, program.graph_module)
         program = program.run_decompositions(table)
         draft = ProgramReader(torch, program, output).read()
     if all(node.op in OPERATORS for node in draft.form.nodes):

@@ -61,6 +61,28 @@ def _find_memories(node: Any) -> set[int]:
     return {x.untyped_storage()._cdata for x in values if hasattr(x, "untyped_storage")}
 
 
+def replace_idle_dropouts(torch: Any, module: Any) -> None:
+    """Replace dropouts that drop nothing by views, which they are; torch.export makes copies."""
+    for node in module.graph.nodes:
+        if is_idle_dropout(node):
+            node.target, node.args, node.kwargs = torch.ops.aten.alias.default, node.args[:1], {}
+    module.recompile()
+
+
+def list_hidden_views(torch: Any, module: Any) -> dict[Any, Any]:
+    """Return torch's decompositions of operators whose results may be views against their schema,
+    as of a sum of products of one tensor. Otherwise torch would take them for copies."""
+    hidden = {
+        node.target
+        for node in module.graph.nodes
+        if (name := parse_base_name(str(node.target))) not in VIEWS
+        and not name.endswith("_")
+        and find_owner(node, name) is not None
+    }
+    table = torch.export.default_decompositions()
+    return {op: table[op] for op in hidden if op in table}
+
+
 def find_module(node: Any) -> tuple[str, str]:
     """Return the path and the class of the module that calls a node."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
