@@ -98,11 +98,6 @@ def make_input(spec: TensorSpec, samples: Array, layout: Layout) -> TorchTensor:
     fixed_batch = spec.shape[0]
     if fixed_batch is not None and fixed_batch != batch:
         raise ValueError(f"a batch has {batch} samples; must have {fixed_batch} for this network")
-    if is_float and len(sizes) == 3 and not reads_floats:
-        raise ValueError(
-            f"images are {samples.dtype}, and the network reads whole numbers, {spec.dtype}; "
-            "leave out the map ops that convert images, or export the network for float32"
-        )
     if len(spec.shape) == 4 and len(sizes) == 3:
         height, width, channels = sizes
         if (channels, height, width) != spec.shape[1:]:
@@ -111,6 +106,11 @@ def make_input(spec: TensorSpec, samples: Array, layout: Layout) -> TorchTensor:
             raise ValueError(
                 f"images are {size} (height, width, channels); must be {expected}: resize them, or "
                 "export the network for them"
+            )
+        if is_float and not reads_floats:
+            raise ValueError(
+                f"images are {samples.dtype}, and the network reads whole numbers, {spec.dtype}; "
+                "leave out the map ops that convert images, or export the network for float32"
             )
         order = IMAGE_ORDERS[layout]
         nhwc = TorchTensor(samples.astype(dtype), NHWC)

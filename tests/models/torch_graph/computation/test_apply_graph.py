@@ -30,10 +30,10 @@ def test_gradient_is_that_of_the_backward_pass() -> None:
     np.testing.assert_array_equal(dw, [0, 0, 0])
 
 
-def test_images_of_floats_are_not_cut_to_the_whole_numbers_of_an_input() -> None:
+def test_float_images_are_not_cut_to_whole_numbers() -> None:
     images = jnp.full((1, 2, 3, 1), 0.7)
-    for shape in ((None, 1, 2, 3), (None, 6)):
-        for dtype in ("float32", "bfloat16"):
-            assert make_input(TensorSpec(shape, dtype), images, "nhwc").plain().max() > 0.6
-        with pytest.raises(ValueError, match="the network reads whole numbers, int64"):
-            make_input(TensorSpec(shape, "int64"), images, "nhwc")
+    shape = (None, 1, 2, 3)
+    for dtype in ("float32", "bfloat16"):
+        assert make_input(TensorSpec(shape, dtype), images, "nhwc").plain().max() > 0.6
+    with pytest.raises(ValueError, match="the network reads whole numbers, int64"):
+        make_input(TensorSpec(shape, "int64"), images, "nhwc")

@@ -466,8 +466,10 @@ def test_batch_size_can_be_set() -> None:
     graph = export_module(Net(lambda _, y: y.reshape(3, 4, 6, 6)), (2, 6, 6), batch=3)
     images = np.zeros((3, 2, 6, 6), np.float32)
     assert logits_of(graph, images).shape == (3, 3)
+    np.testing.assert_array_equal(logits_of(graph, images[:2]), logits_of(graph, images)[:2])
+    variables = initial_variables_of(graph)
     with pytest.raises(ValueError, match="a batch has 2 samples; must have 3"):
-        logits_of(graph, images[:2])
+        network_of(graph).apply(variables, images[:2], train=True, mutable=["batch_stats"])
 
 
 def test_unknown_operator_is_reported_with_its_line() -> None:
