@@ -337,18 +337,17 @@ class _Lowering:
                 self.inserted.prepare(value, layout, kernel)
                 for value, layout in zip(values, layouts, strict=True)
             ]
+        inserted = self.inserted
         if kind == "conv":
             reads = [
-                self.inserted.put_channels_first(value, kernel, buffer)
-                if value in self.inserted.channels_last
-                else buffer
-                for value, buffer in zip(values, reads, strict=True)
+                inserted.put_channels_first(value, kernel, read)
+                if value in inserted.channels_last
+                else read
+                for value, read in zip(values, reads, strict=True)
             ]
         else:
             reads = [
-                self.inserted.put_channels_last(value, kernel, read)
-                if self.maps.is_map(value)
-                else read
+                inserted.put_channels_last(value, kernel, read) if self.maps.is_map(value) else read
                 for value, read in zip(node.inputs, reads, strict=True)
             ]
             reads = [self._reorder_operand(kernel, node, side, reads[side]) for side in range(2)]
